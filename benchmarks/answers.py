@@ -2,7 +2,7 @@
 
     python benchmarks/answers.py --data flickr8k                       # every row, each with its goal
     python benchmarks/answers.py heads last_blocks --data flickr8k     # some
-    python benchmarks/answers.py verdict --data flickr8k --model lora  # of another run
+    python benchmarks/answers.py hubness --data flickr8k --model lora  # of another run
     python benchmarks/answers.py --list
 
 Scores are of the split val. Rows that need a trained model take runs/NAME where it is (heads, last-blocks, photos), and
@@ -133,21 +133,6 @@ def hubness(wanted: argparse.Namespace) -> dict[str, Any]:
 
 
 @row
-def verdict(wanted: argparse.Namespace) -> dict[str, Any]:
-    """Whether scores tell that nothing fits: questions to a library with their right images and without them."""
-    result = evaluated(wanted.model)
-    for kind, found in result["verdict"].items():
-        area = f"AUROC {found['auroc']:.3f} ({found['auroc_low']:.3f} to {found['auroc_high']:.3f})"
-        told = f"{found['detected']:.1%} ({found['detected_low']:.1%} to {found['detected_high']:.1%})"
-        print(
-            f"{kind}: {area}, told {told} at {found['false_alarms']:.1%} false alarms, {found['questions']} questions"
-        )
-        for word, share in result["fits"][kind]["first_five"].items():
-            print(f"  {word:<10} {share['share']:.1%} of the first five answers, right {share['right']}")
-    return {"verdict": result["verdict"], "fits": result["fits"]}
-
-
-@row
 def short_questions(wanted: argparse.Namespace) -> dict[str, Any]:
     """Words and phrases of held-out captions: mean average precision beside chance and matching the words alone."""
     found = evaluated(wanted.model)["short_questions"]
@@ -255,7 +240,7 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", help="which rows; all without")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--data", default="flickr8k", help="photos with captions and the splits train and val")
-    parser.add_argument("--model", default="heads", help="of the rows hubness, verdict and short_questions")
+    parser.add_argument("--model", default="heads", help="of the rows hubness and short_questions")
     parser.add_argument("--towers", default="efficientnet-lite0", help="of the row probe: names, by commas")
     parser.add_argument("--texts", default="minilm-l6")
     wanted = parser.parse_args()

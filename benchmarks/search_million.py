@@ -90,8 +90,8 @@ def calibrated(width: int) -> Calibration:
     """As if it had been measured that half of the closeness to questions in general is to be taken."""
     one = {"share": 0.5, "used": True, "usual": 0.5}
     hubness = {"short_below": 9, **dict.fromkeys(KINDS, one)}
-    vectors = {name: np.ones((1000, width), np.float16) for name in (*KINDS, "images")}
-    return Calibration("synthetic", vectors, {"hubness": hubness, "fits": {}, "verdict": {}})
+    vectors = {name: np.ones((1000, width), np.float16) for name in KINDS}
+    return Calibration("synthetic", vectors, {"hubness": hubness})
 
 
 def own_memory() -> int:

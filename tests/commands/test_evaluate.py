@@ -80,7 +80,7 @@ def test_what_scores_are_worth_is_kept_with_the_run_for_search(mine: Path) -> No
     assert result["hubness"]["bank"]["captions"] == len(bank.captions)
     assert result["hubness"]["whole"]["questions"] == result["evaluation"]["captions"]
     assert result["hubness"]["whole"]["t2i_r1"] == pytest.approx(result["evaluation"]["t2i_r1"], abs=0.01)
-    assert 0 <= result["verdict"]["whole"]["auroc"] <= 1
+    assert not {"verdict", "fits"} & result.keys()
     model = which_model("mine")
     kept = calibration_of(model, load(mine))
     assert kept is not None

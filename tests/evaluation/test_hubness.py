@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 
 from lapclip.evaluation.calibration import (
+    FORMAT,
     Calibration,
-    fit_of,
-    fitting_scores,
     keep_calibration,
-    measure_fits,
-    measure_telling,
-    measure_verdict,
     read_calibration,
 )
 from lapclip.evaluation.hubness import (
@@ -132,47 +128,6 @@ def test_the_bank_that_is_shipped_has_whole_sentences_and_phrases() -> None:
     assert np.median([len(text.split()) for text in bank.phrases]) < bank.short_below
 
 
-def test_scores_that_tell_nothing_and_scores_that_tell_everything() -> None:
-    draw = np.random.default_rng(0)
-    same = measure_telling(draw.standard_normal(200), draw.standard_normal(200))
-    assert same["auroc_low"] < 0.5 < same["auroc_high"]
-    assert same["detected"] < 0.15
-    apart = measure_telling(draw.standard_normal(200) + 9, draw.standard_normal(200))
-    assert (apart["auroc"], apart["detected"]) == (1.0, 1.0)
-    assert apart["false_alarms"] == pytest.approx(0.05, abs=0.05)
-    flat = measure_telling(np.zeros(30), np.zeros(30))
-    assert (flat["auroc"], flat["detected"]) == (0.5, 0.0)
-
-
-def test_a_verdict_is_measured_with_the_right_images_and_without_them() -> None:
-    draw = np.random.default_rng(0)
-    scores, unrelated = draw.standard_normal((60, 80)), draw.standard_normal((60, 200))
-    right = np.zeros((60, 80), bool)
-    right[np.arange(60), draw.integers(80, size=60)] = True
-    assert measure_verdict(scores, unrelated, right)["auroc"] < 0.6
-    scores[right] += 6
-    assert measure_verdict(scores, unrelated, right)["auroc"] > 0.95
-    found = measure_fits(scores, right)
-    assert found["first_five"]["fits_well"]["right"] > 0.7
-    assert found["first_five"]["unlikely"]["right"] < 0.2
-    assert sum(each["share"] for each in found["first_five"].values()) == pytest.approx(1)
-
-
-def test_words_hold_for_scores_that_were_right_often_enough() -> None:
-    scores, right = np.arange(300, 0, -1.0), np.zeros(300, bool)
-    right[:50] = True  # 50 right, then every second of 60, then none
-    right[50:110:2] = True
-    found = fitting_scores(scores, right)
-    well, fits = (int((scores >= (found[name] or np.inf)).sum()) for name in ("fits_well", "fits"))
-    assert right[:well].mean() >= 0.8 > right[: well + 3].mean()
-    assert right[well:fits].mean() >= 0.5 > right[well : fits + 3].mean()
-    assert [fit_of(score, found) for score in (300.0, scores[well], scores[fits])] == ["fits well", "fits", "unlikely"]
-    never = fitting_scores(scores, np.zeros(300, bool))
-    assert never == {"fits_well": None, "fits": None, "may_fit": None}
-    assert fit_of(1e9, never) == "unlikely"
-    assert fit_of(-1.0, {"fits_well": 0.5, "fits": 0.3}) == "may fit"  # as an earlier release kept it
-
-
 def test_what_was_measured_on_little_does_not_replace_what_was_measured_on_more(tmp_path: Path) -> None:
     path = tmp_path / "calibration.safetensors"
 
@@ -200,15 +155,13 @@ def test_what_was_measured_on_little_does_not_replace_what_was_measured_on_more(
     assert keep_calibration(measured(20), tmp_path / "file" / "x") is None  # cannot be written, and nobody minds
 
 
-def calibration(auroc: float = 0.9, *, used: bool = True) -> Calibration:
+def calibration(*, used: bool = True) -> Calibration:
     draw = np.random.default_rng(0)
-    vectors = {name: unit(draw.standard_normal((20, WIDTH))).astype(np.float16) for name in (*KINDS, "images")}
+    vectors = {name: unit(draw.standard_normal((20, WIDTH))).astype(np.float16) for name in KINDS}
     one = {"share": 0.5, "used": used, "usual": 0.2, "t2i_r1": 0.1, "t2i_r1_with": 0.2, "map": 0.1, "map_with": 0.2}
     facts = {
-        "format": 1,
+        "format": FORMAT,
         "hubness": {"short_below": 4, **dict.fromkeys(KINDS, one)},
-        "fits": {kind: {"fits_well": 0.5, "fits": 0.3} for kind in KINDS},
-        "verdict": {kind: {"auroc": auroc, "auroc_low": auroc - 0.05, "threshold": -1.0} for kind in KINDS},
     }
     return Calibration("model", vectors, facts)
 
@@ -228,22 +181,18 @@ def test_a_calibration_is_kept_and_one_that_is_damaged_is_not_taken(tmp_path: Pa
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -100.0, 10**400], ids=["nan", "inf", "low", "huge"])
-@pytest.mark.parametrize("name", ["share", "usual", "t2i_r1_with", "short_below", "auroc_low", "threshold", "vectors"])
+@pytest.mark.parametrize("name", ["share", "usual", "t2i_r1_with", "short_below", "vectors"])
 def test_numbers_that_are_none_are_not_taken(name: str, value: object, tmp_path: Path) -> None:
     """A file may come from elsewhere; a search by it would give nonsense."""
     made, path = calibration(), tmp_path / "calibration.safetensors"
     facts = json.loads(json.dumps(made.facts))
     vectors = dict(made.vectors)
     if name == "vectors":
-        vectors["images"] = (
-            made.vectors["images"][:0] if value == -100.0 else made.vectors["images"] * np.float16("nan")
-        )
+        vectors["short"] = made.vectors["short"][:0] if value == -100.0 else made.vectors["short"] * np.float16("nan")
     elif name in ("share", "usual", "t2i_r1_with"):
         facts["hubness"]["whole"][name] = value
-    elif name == "short_below":
-        facts["hubness"][name] = value
     else:
-        facts["verdict"]["short"][name] = value
+        facts["hubness"][name] = value
     keep_calibration(Calibration("model", vectors, facts), path)
     found = read_calibration(path, WIDTH)
     harmless = value == -100.0 and name not in ("share", "vectors")
@@ -255,22 +204,8 @@ def test_what_is_taken_and_what_is_said_of_a_score() -> None:
     assert [found.kind(text) for text in ("a dog", "a dog runs fast")] == ["short", "whole"]
     assert found.less("whole", close) == pytest.approx([0, 0.2])
     assert found.less("short", close) == pytest.approx([0.1, 0])
-    assert [found.fit("short", score) for score in (0.6, 0.4, 0.1)] == ["fits well", "fits", "may fit"]
     assert calibration(used=False).less("whole", close) is None
     assert calibration(used=False).digest is None
-
-
-def test_a_verdict_needs_a_model_that_can_tell() -> None:
-    assert calibration().verdict("short", -2.0) == {"nothing": True, "why": None}
-    assert calibration().verdict("short", 0.0) == {"nothing": False, "why": None}
-    silent = calibration(0.7).verdict("short", -2.0)
-    assert silent["nothing"] is None
-    assert "0.70" in silent["why"]
-
-
-def test_the_best_of_more_images_has_to_stand_higher() -> None:
-    found, question = calibration(), np.eye(WIDTH, dtype=np.float32)[0]
-    assert found.standing("short", question, 0.5, 10) > found.standing("short", question, 0.5, 10_000)
 
 
 def test_words_below_which_a_question_is_short() -> None:

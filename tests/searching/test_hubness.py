@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lapclip.embedder import load
-from lapclip.evaluation.calibration import Calibration, keep_calibration
+from lapclip.evaluation.calibration import FORMAT, Calibration, keep_calibration
 from lapclip.evaluation.hubness import KINDS, closeness
 from lapclip.searching.index import Entry, Index
 from lapclip.searching.library import Library
@@ -27,24 +27,21 @@ def model(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "runs" / "mine"))
 
 
-def calibrate(model: Path, share: float = 0.7, auroc: float = 0.9) -> Calibration:
+def calibrate(model: Path, share: float = 0.7) -> Calibration:
     """Make as if this had been measured."""
     embedder = load(model)
     bank = embedder.encode_text(BANK).astype(np.float16)
-    images = embedder.encode_pixels(np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), dtype=np.uint8))
     one = {"share": share, "used": share > 0, "usual": 0.1}
     found = Calibration(
         embedder.fingerprint(),
-        {"whole": bank, "short": bank[:2], "images": images.astype(np.float16)},
+        {"whole": bank, "short": bank[:2]},
         {
-            "format": 1,
+            "format": FORMAT,
             "hubness": {
                 "short_below": 4,
                 "whole": {**one, "t2i_r1": 0.21, "t2i_r1_with": 0.235},
                 "short": {**one, "map": 0.1, "map_with": 0.2},
             },
-            "fits": {kind: {"fits_well": 0.4, "fits": 0.1} for kind in KINDS},
-            "verdict": {kind: {"auroc": auroc, "auroc_low": auroc, "threshold": 1e9} for kind in KINDS},
         },
     )
     keep_calibration(found, model / "calibration.safetensors")
@@ -79,7 +76,6 @@ def test_an_image_as_the_question_gets_no_correction(photos: Path, model: Path) 
     calibrate(model)
     library = index_now(photos, Watched(model))
     assert library.like_image(images[3], 8) == before
-    assert {hit.fit for hit in library.like(before[0].number, 8)} == {None}
     assert library.find("-snow", 8) == index_now(photos, Watched(model)).find("-snow", 8)
 
 
@@ -123,37 +119,45 @@ def test_what_was_measured_of_another_model_is_not_used(photos: Path, model: Pat
     keep_calibration(Calibration("another", found.vectors, found.facts), model / "calibration.safetensors")
     answer = index_now(photos, Watched(model)).ask(parse("a red cat"), 4)
     assert answer.correction is None
-    assert answer.verdict is not None
-    assert answer.verdict["nothing"] is None
-    assert "lapclip eval" in answer.verdict["why"]
 
 
-def test_the_words_and_the_verdict_come_with_the_answer(photos: Path, model: Path) -> None:
+def test_a_question_in_words_is_corrected_and_one_with_a_minus_is_not(photos: Path, model: Path) -> None:
     draw_many(photos, 6)
     calibrate(model)
     library = index_now(photos, Watched(model))
-    answer = library.ask(parse("a cat"), 6)
-    assert answer.correction == {"kind": "short", "share": 0.7}
-    assert answer.verdict == {"nothing": True, "why": None}
-    for hit in answer.hits:
-        assert hit.fit == ("fits well" if hit.score >= 0.4 else "fits" if hit.score >= 0.1 else "may fit")
-    minus = library.ask(parse("a cat -snow"), 6)
-    assert minus.correction is None  # it was measured for questions without a minus
-    assert {hit.fit for hit in minus.hits} == {None}
-    assert minus.verdict is not None
-    assert minus.verdict["nothing"] is None
+    assert library.ask(parse("a cat"), 6).correction == {"kind": "short", "share": 0.7}
+    assert library.ask(parse("a cat -snow"), 6).correction is None  # it was measured for questions without a minus
     assert any("23.5%" in note for note in library.model_notes())
 
 
-def test_a_model_that_cannot_tell_stays_silent_and_says_why(photos: Path, model: Path) -> None:
-    draw_many(photos, 4)
-    calibrate(model, auroc=0.61)
+def test_bars_run_from_an_average_image_to_the_best_one(photos: Path, model: Path) -> None:
+    images, found = draw_many(photos, 12), calibrate(model)
     library = index_now(photos, Watched(model))
-    verdict = library.ask(parse("a cat"), 4).verdict
-    assert verdict is not None
-    assert verdict["nothing"] is None
-    assert "0.61" in verdict["why"]
-    assert any("0.61" in note for note in library.model_notes())
+    scores = np.array([score for _, score in expected(library, found, "a cat", images)])
+    bars = np.clip((scores - scores.mean()) / (scores[0] - scores.mean()), 0, 1)
+    hits = library.find("a cat", 12)
+    assert [hit.bar for hit in hits] == pytest.approx(bars.tolist(), abs=1e-3)
+    assert hits[0].bar == 1.0
+    assert hits[-1].bar == 0.0
+    assert [hit.bar for hit in library.find("a cat", 4, 5)] == [hit.bar for hit in hits[5:9]]  # also on a later page
+    assert library.like_image(images[3], 3)[0].bar == 1.0
+    assert {hit.bar for hit in library.newest(3)} == {None}
+
+
+def test_a_single_image_and_an_empty_answer_have_bars_too(photos: Path, model: Path) -> None:
+    draw_many(photos, 1)
+    library = index_now(photos, Watched(model))
+    (hit,) = library.find("a cat", 5)
+    assert hit.bar is not None
+    assert 0 <= hit.bar <= 1
+    assert library.find("a cat", 5, exclude=("*",)) == []
+
+
+def test_notes_say_that_nothing_shows_whether_an_image_fits(photos: Path, model: Path) -> None:
+    draw_many(photos, 3)
+    library = index_now(photos, Watched(model))
+    notes = library.notes_on(library.ask(parse("a cat"), 3))
+    assert notes.count("Results are ranked by similarity; nothing here shows whether any of them fits.") == 1
 
 
 def test_corrected_scores_of_many_images_against_plain_numpy() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from lapclip.cli.search import _bar
 from lapclip.suggest import command
 from tests.conftest import lapclip
 from tests.searching.made import draw, draw_many
@@ -35,6 +36,28 @@ def test_json_contract(trained: Path, photos: Path) -> None:
     again = searched(str(photos), "a red cat", "--model", str(trained), "--limit", "5")
     assert again["results"] == found["results"]
     assert again["added"] == 0
+
+
+def test_a_bar_beside_each_result_and_no_word_on_whether_it_fits(trained: Path, photos: Path) -> None:
+    draw_many(photos, 12)
+    arguments = ("search", str(photos), "a red cat", "--model", str(trained), "--limit", "12")
+    done = lapclip(*arguments)
+    rows = done.stdout.splitlines()[:12]
+    assert rows[0].startswith("████████  ")
+    assert rows[-1].startswith("░░░░░░░░  ")
+    filled = [row[:8].count("█") for row in rows]
+    assert filled == sorted(filled, reverse=True)
+    text = " ".join(done.stdout.split())
+    assert text.count("Results are ranked by similarity; nothing here shows whether any of them fits.") == 1
+    assert text.count("Bars compare these images only") == 1
+    answer = json.loads(lapclip(*arguments, "--json").stdout)
+    assert answer["results"][0].keys() == {"path", "score", "number"}
+    assert not {"verdict", "fit"} & answer.keys()
+
+
+@pytest.mark.parametrize(("encoding", "bar"), [("utf-8", "████░░░░"), ("cp1252", "####----"), ("ascii", "####----")])
+def test_bars_are_made_of_characters_that_the_output_has(encoding: str, bar: str) -> None:
+    assert _bar(0.5, encoding) == bar
 
 
 def test_an_image_is_a_question_too(trained: Path, photos: Path) -> None:

@@ -82,6 +82,25 @@ def test_typing_shows_what_fits_best(shown: Album, look: Open) -> None:
     tab.wait_text("#standing", "newest first")
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_bars_show_the_similarity_and_the_page_says_what_they_are_not(shown: Album, look: Open, width: int) -> None:
+    tab = look(width=width)
+    ranking = tab.page.locator("#ranking")
+    assert not ranking.is_visible()
+    assert tab.page.locator(".bar:visible").count() == 0
+    tab.page.keyboard.type("a red cat", delay=30)
+    shows(tab, found(shown, "a red cat"))
+    tab.page.locator(".bar:visible").first.wait_for()
+    assert "nothing here shows whether any of them fits" in ranking.inner_text()
+    ratios = tab.page.evaluate(
+        "[...document.querySelectorAll('.bar')].slice(0, 6).map(bar => "
+        "bar.firstChild.getBoundingClientRect().width / (bar.getBoundingClientRect().width - 2))"
+    )
+    bars = [hit.bar for hit in shown.library.find("a red cat", 6)]
+    assert ratios == pytest.approx(bars, abs=0.03)
+    assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_letters_in_a_row_make_few_questions_and_stale_answers_are_dropped(shown: Album, look: Open) -> None:
     tab = look()
     held: list[Any] = []

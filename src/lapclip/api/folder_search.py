@@ -13,7 +13,7 @@ from lapclip.data.any_image import as_image
 from lapclip.data.pixels import open_image
 from lapclip.errors import LapclipError, SearchError
 from lapclip.report.document import escaped
-from lapclip.searching.library import Hit, Library
+from lapclip.searching.library import RANKING_NOTE, Hit, Library
 from lapclip.searching.query import check_question, parse, parse_since
 from lapclip.text import path_from_here
 
@@ -25,16 +25,13 @@ SIDE = 160
 
 
 class Found(Sequence[Hit]):
-    """The images that answer a question, the best first. A notebook shows them.
+    """Images ranked by their similarity to a question, the best first. A notebook shows them.
 
-    Each is a `Hit` with `path`, `score` and `fit`: the score as a person says it, where `lapclip.evaluate` has measured
-    what the model's scores are worth, else None.
+    Each is a `Hit` with `path` and `score`. Nothing in it shows whether an image fits.
     """
 
-    def __init__(self, question: str, hits: Sequence[Hit], nothing_fits: bool | None = None) -> None:
+    def __init__(self, question: str, hits: Sequence[Hit]) -> None:
         self.question, self._hits = question, list(hits)
-        self.nothing_fits = nothing_fits
-        """Whether probably none of them is meant; None where the model cannot tell."""
 
     @property
     def paths(self) -> list[Path]:
@@ -57,17 +54,17 @@ class Found(Sequence[Hit]):
         return iter(self._hits)
 
     def __repr__(self) -> str:
-        lines = [f"  {hit.score:6.3f}  {hit.fit or '':<9}  {path_from_here(hit.path)}" for hit in self._hits]
+        lines = [f"  {hit.score:6.3f}  {path_from_here(hit.path)}" for hit in self._hits]
         return "\n".join([f"<Found {len(self)} for {self.question!r}>", *lines])
 
     def _repr_html_(self) -> str:
-        word = "<p>Probably nothing here fits. What comes nearest:</p>" if self.nothing_fits else ""
         images = "".join(map(_figure, self))
-        return f'<p>{escaped(self.question)}</p>{word}<div style="display:flex;flex-wrap:wrap;gap:8px">{images}</div>'
+        heading = f"<p>{escaped(self.question)}</p><p>{RANKING_NOTE}</p>"
+        return f'{heading}<div style="display:flex;flex-wrap:wrap;gap:8px">{images}</div>'
 
 
 def _figure(hit: Hit) -> str:
-    """A small image inside the page, with its name and how well it fits."""
+    """Return a small image inside the page, with its name and its score."""
     try:
         image = open_image(hit.path).image
         image.thumbnail((SIDE, SIDE))
@@ -77,11 +74,10 @@ def _figure(hit: Hit) -> str:
         shown = f'<img src="data:image/jpeg;base64,{data}" style="width:100%" alt="">'
     except (LapclipError, OSError):
         shown = "<span>cannot be read</span>"
-    told = f"{hit.score:.3f}" if hit.fit is None else f"{hit.fit}, {hit.score:.3f}"
     name = escaped(hit.path.name)
     return (
         f'<figure style="margin:0;width:{SIDE}px;overflow-wrap:anywhere" title="{escaped(hit.path)}">{shown}'
-        f'<figcaption style="font-size:.8em">{name}<br>{escaped(told)}</figcaption></figure>'
+        f'<figcaption style="font-size:.8em">{name}<br>{hit.score:.3f}</figcaption></figure>'
     )
 
 
@@ -104,7 +100,7 @@ class FolderSearch:
         return [*self._library.update.notes, *self._library.model_notes(), *unreadable]
 
     def ask(self, question: str, limit: int = 10, *, since: str | None = None, exclude: Sequence[str] = ()) -> Found:
-        """The images that fit a question best.
+        """Return the images most similar to a question.
 
         Parameters
         ----------
@@ -120,7 +116,7 @@ class FolderSearch:
         check_question(question, None, limit)
         oldest = parse_since(since) if since is not None else None
         answer = self._current().ask(parse(question), limit, 0, oldest, _patterns(exclude))
-        return Found(question, answer.hits, (answer.verdict or {}).get("nothing"))
+        return Found(question, answer.hits)
 
     def like(self, image: OneImage, limit: int = 10, *, since: str | None = None, exclude: Sequence[str] = ()) -> Found:
         """The images that are most like another one, in any form that `encode_image` takes."""

@@ -92,7 +92,7 @@ def _tables(result: dict[str, Any]) -> list[str]:
             lines.append(f"  [dim]{'linear baseline':<33}{baseline:>8.1%}[/dim]")
         lines += _shared(result["ceilings"]) + short_question_lines(result["short_questions"])
         lines += _ranks(result["evaluation"]) + _negatives(result["negatives"])
-        lines += _hubness(result.get("hubness") or {}) + _verdicts(result.get("verdict") or {})
+        lines += _hubness(result.get("hubness") or {})
     else:
         lines += _classes(result["zeroshot"])
     geometry = result["geometry"]
@@ -216,17 +216,6 @@ def _hubness(found: dict[str, Any]) -> list[str]:
         how = f"share {short['share']:g}" if short["used"] else "not used: no sure gain"
         gained = f"{short['map']:>8.3f} without, {short['map_with']:.3f} with"
         lines.append(f"  {'single words, mAP':<33}{gained}   {how}")
-    return lines
-
-
-def _verdicts(found: dict[str, Any]) -> list[str]:
-    """How well scores tell that nothing fits."""
-    if not found:
-        return []
-    lines = [f"[bold]{'does anything fit?':<35}[/bold]   AUROC   95 % interval   told at 5 % false alarms"]
-    for kind, each in found.items():
-        sure = f"{each['auroc_low']:.2f} to {each['auroc_high']:.2f}"
-        lines.append(f"  {QUESTIONS[kind]:<33}{each['auroc']:>8.2f}   {sure:<16}{each['detected']:>5.0%}")
     return lines
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from lapclip.searching.library import Hit, Library
 
 LIMIT = 10
+BAR_CELLS = 8
+BAR_NOTE = "Bars compare these images only: full is the best match, empty an average image of the folder."
 LISTED = 5
 """Unreadable images that are shown by name."""
 
@@ -165,8 +167,8 @@ def search(
     hits, asked_for = answer.hits, query is not None or like is not None
     said = library.notes_on(answer) if asked_for else library.model_notes()
     result = {
-        "results": [{"path": str(hit.path), "score": hit.score, "number": hit.number, "fit": hit.fit} for hit in hits],
-        **answer.to_dict(),
+        "results": [{"path": str(hit.path), "score": hit.score, "number": hit.number} for hit in hits],
+        "correction": answer.correction,
         "indexed": library.count,
         "seconds": time.monotonic() - began,
         "query_seconds": time.monotonic() - asked,
@@ -185,10 +187,9 @@ def search(
     if common and common.json:
         emit(result, [], common)
         return 0
-    if answer.verdict and answer.verdict["nothing"]:
-        print("Probably nothing here fits. What comes nearest:")
     if hits:
         _print_hits(hits, thumbnails)
+        lines.insert(0, f"[dim]{BAR_NOTE}[/dim]")
     emit(result, lines, common)
     return 0
 
@@ -309,6 +310,13 @@ def _ending(library: Library, folder: Path, same: list[object], *, question: boo
     return [f"Next: {escape(typed(command('search', folder, '--like', path_from_here(hits[0].path), *same)))}"]
 
 
+def _bar(filled: float, encoding: str) -> str:
+    """Return a bar of characters that the output can encode."""
+    full, empty = ("█", "░") if encoding.startswith("utf") else ("#", "-")
+    cells = round(filled * BAR_CELLS)
+    return full * cells + empty * (BAR_CELLS - cells)
+
+
 def _print_hits(hits: list[Hit], wanted: bool | None) -> None:
     from rich.console import Console
 
@@ -320,7 +328,7 @@ def _print_hits(hits: list[Hit], wanted: bool | None) -> None:
     if wanted and how is None:
         print("This terminal does not say that it can show images: none are drawn.", file=sys.stderr)
     for hit in hits:
-        told = f"{hit.score:6.3f}" if hit.fit is None else f"{hit.fit:<9}  {hit.score:6.3f}"
-        console.print(f"{told}  {escape(printable(path_from_here(hit.path)))}", soft_wrap=True)
+        bar = _bar(hit.bar or 0.0, console.encoding)
+        console.print(f"{bar}  {hit.score:6.3f}  {escape(printable(path_from_here(hit.path)))}", soft_wrap=True)
         if how and (drawn := thumbnail(hit.path, how)):
             console.file.write(drawn + "\n")

@@ -140,10 +140,10 @@ def _evaluate(
         calibrated.facts.update(data=config.source, split=opened.split, own_val=own and opened.split == "val")
         if kept := keep_calibration(calibrated, calibration_path(model, calibrated.model)):
             result["notes"].append(
-                "What search says of answers stays as it was measured on "
+                "The correction that search uses stays as it was measured on "
                 f"{kept.facts.get('data', 'other images')} (split {kept.facts.get('split', 'not known')})."
             )
-        result |= {name: calibrated.facts[name] for name in ("hubness", "fits", "verdict")}
+        result["hubness"] = calibrated.facts["hubness"]
     if "evaluation" in result:
         result["notes"] += note_on_few(result["evaluation"]["candidates"])
         if result["short_questions"] is None:
@@ -279,7 +279,7 @@ def score(
     bank: QuestionBank | None = None,
 ) -> tuple[dict[str, Any], Calibration | None]:
     """The metrics: of classes, how many images get the right one; of pairs, how many find each other. With a question
-    bank, also what hubness costs and what scores tell, where there are pairs enough."""
+    bank, also what a correction for hubness gains, where there are pairs enough."""
     if pairs.labels is not None and classes:
         images = embedder.encode_pixels(pairs.pixels, progress)
         prompted = class_embeddings(embedder.encode_text, classes, templates)

@@ -461,8 +461,10 @@ def _calibrate(
     questions: ShortQuestions | None,
     asked_QE: np.ndarray | None,
 ) -> None:
-    """Measure what the scores of the finished model are worth, for search: on the pairs that chose it, because those of
-    another final split choose nothing."""
+    """Measure the correction for hubness that search uses, on the pairs that chose the model.
+
+    The pairs of another final split choose nothing.
+    """
     if not all(np.isfinite(vectors).all() for vectors in embedded[:2]):
         return
     bank = read_bank(training.run.questions) or bank_of(training.data.train.captions)

@@ -13,10 +13,6 @@ RANKS = (1, 5, 10)
 """Recall is the share of right answers among the first so many."""
 QUESTIONS = {"whole": "whole captions", "short": "short questions"}
 """Kinds of question, by the number of their words (hubness.py)."""
-FIT_WORDS = {"fits_well": "fits well", "fits": "fits", "may_fit": "may fit", "unlikely": "unlikely"}
-"""What is said of an answer by its score; the last where none of the others holds."""
-ENOUGH_TO_TELL = 0.8
-"""Area under the ROC curve from which on a model may say that probably nothing fits."""
 ENOUGH_FOR_TEN = 40
 """Candidates from which on the first ten are a share small enough to tell a model from a guess."""
 FEW = 20

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lapclip.evaluation import ENOUGH_TO_TELL, FIT_WORDS, QUESTIONS, RANKS, WAYS
+from lapclip.evaluation import QUESTIONS, RANKS, WAYS
 from lapclip.paths import read_json
 from lapclip.report.document import Block, Gallery, Headline, Plot, Report, ReportImage, Section, Sentences, Table
 from lapclip.report.plots import axes, error_bars, plain
@@ -54,8 +54,7 @@ def sections(evaluation: dict[str, Any], folder: Path) -> list[Section]:
     if scores:
         blocks += [recall_table(evaluation, scores), recall_plot(scores), rank_plot(evaluation, scores)]
         blocks += short_question_blocks(mapping(evaluation.get("short_questions")))
-        blocks += [_hubness(mapping(evaluation.get("hubness"))), _verdicts(mapping(evaluation.get("verdict")))]
-        blocks.append(_fits(mapping(evaluation.get("fits"))))
+        blocks.append(_hubness(mapping(evaluation.get("hubness"))))
         blocks += [
             hard_negatives(mapping(evaluation.get("negatives"))),
             similarity_plot(mapping(evaluation.get("histograms"))),
@@ -221,41 +220,6 @@ HUBNESS: dict[str, list[tuple[str, str, Callable[[Any], str]]]] = {
     "short": [("map", "mAP of single words", significant)],
 }
 """Metrics that the correction for hubness is shown by."""
-
-
-def _verdicts(found: dict[str, Any]) -> Table | None:
-    """How well scores tell that nothing fits."""
-    rows: list[list[Any]] = []
-    for kind, name in QUESTIONS.items():
-        each = mapping(found.get(kind))
-        area = number(each.get("auroc"))
-        if area is not None:
-            sure = _between([each.get("auroc_low"), each.get("auroc_high")], significant)
-            surely = number(each.get("auroc_low"))
-            shown = "yes" if surely is not None and surely >= ENOUGH_TO_TELL else f"no: not surely {ENOUGH_TO_TELL}"
-            detected = _between([each.get("detected_low"), each.get("detected_high")], percent)
-            rows.append([name, significant(area), sure, percent(each.get("detected")), detected, shown])
-    header = [
-        "does anything fit?",
-        "AUROC",
-        "95 % interval",
-        "told at 5 % false alarms",
-        "95 % interval",
-        "verdict shown",
-    ]
-    return Table(header, rows) if rows else None
-
-
-def _fits(found: dict[str, Any]) -> Table | None:
-    """How often answers are right that are said to fit."""
-    rows: list[list[Any]] = []
-    for kind, name in QUESTIONS.items():
-        words = mapping(mapping(found.get(kind)).get("first_five"))
-        for key, said in FIT_WORDS.items():
-            each = mapping(words.get(key))
-            if each:
-                rows.append([f"{name}: {said}", percent(each.get("share")), percent(each.get("right"))])
-    return Table(["what the first five answers are called", "of them", "right"], rows) if rows else None
 
 
 def _question(entry: dict[str, Any]) -> str:

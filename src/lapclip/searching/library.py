@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,8 @@ from lapclip.searching.search_model import (
 )
 from lapclip.searching.update_index import IndexUpdate, check_folder, update_index
 
-NOT_MEASURED = "not measured for this model: lapclip eval MODEL DATA does"
+RANKING_NOTE = "Results are ranked by similarity; nothing here shows whether any of them fits."
+AVERAGE_SAMPLE = 1000  # images that the average similarity is taken from
 
 __all__ = ["Answer", "Entry", "Hit", "Library", "open_library"]
 
@@ -38,23 +40,17 @@ class Hit(NamedTuple):
     """Identifies an image in the index, for as long as it is there."""
     path: Path
     score: float
-    """What orders the answers: the cosine, less what is taken for hubness."""
-    fit: str | None = None
-    """The same as a person says it; None where nothing was measured that tells."""
+    """Similarity that orders the results: the cosine less the correction for hubness."""
+    bar: float | None = None
+    """Similarity between an average image of the index (0) and the best result (1). None without a question."""
 
 
 class Answer(NamedTuple):
-    """Images that were found, and how the answer is to be read."""
+    """Images that were found, and how their scores were corrected."""
 
     hits: list[Hit]
     correction: dict[str, Any] | None = None
-    """The kind of question, and the share of hubness that is taken; None where nothing was measured, and for images."""
-    verdict: dict[str, Any] | None = None
-    """Whether probably nothing fits, or why that is not said; None for images."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """What --json prints beside the images."""
-        return {"correction": self.correction, "verdict": self.verdict}
+    """Kind of question, and the share of hubness that is subtracted. None without calibration, and for images."""
 
 
 class Library:
@@ -112,7 +108,7 @@ class Library:
         exclude: Sequence[str] = (),
         encode_text: Callable[[Sequence[str]], np.ndarray] | None = None,
     ) -> Answer:
-        """The same, with how the answer is to be read. `encode_text` may take the place of the model's."""
+        """Return the same, with the correction. `encode_text` may take the place of the model's."""
         question_E = vector_of(query, encode_text or self.model.encode_text)
         return self._answer(question_E, limit, offset, since, exclude, query=query)
 
@@ -160,7 +156,7 @@ class Library:
         """All images, the newest first. Nothing was asked, so their score is 0."""
         order = np.lexsort((self._table.numbers, -self._table.times))
         order = order[self._allowed(since, exclude)[order]][offset : offset + limit]
-        return self._hits((number, 0.0) for number in self._table.numbers[order])
+        return self._hits((number, 0.0, None) for number in self._table.numbers[order])
 
     def count_of(self, since: float | None = None, exclude: Sequence[str] = (), without: int | None = None) -> int:
         """Images that are young enough and not left out."""
@@ -184,8 +180,8 @@ class Library:
         return [*model_notes(self.model.which), *reading_notes(self.model)]
 
     def notes_on(self, answer: Answer) -> list[str]:
-        """What the model has seen, how well it does, and how this answer is read."""
-        return [*model_notes(self.model.which), *answer_notes(self.model, answer.correction, answer.verdict)]
+        """What the model has seen, how well it does, and how these results are ordered."""
+        return [*model_notes(self.model.which), *answer_notes(self.model, answer.correction), RANKING_NOTE]
 
     def close(self) -> None:
         self._index.close()
@@ -205,14 +201,33 @@ class Library:
         numbers, rows, allowed = self._table.numbers, self._table.rows, self._allowed(since, exclude, without)
         kind = self._kind(query)
         less = self._less(kind) if kind else None
+        average = self._average_score(question_E, less)
         if not allowed.all():
             numbers, rows, less = numbers[allowed], rows[allowed], less if less is None else less[allowed]
         found, scores = nearest(self._vectors, rows, numbers, question_E, offset + limit, less)
-        told = zip(numbers[found[offset:]], scores[offset:], strict=True)
+        bars = _bars(scores, average)
+        told = zip(numbers[found[offset:]], scores[offset:], bars[offset:], strict=True)
         share = self._calibration.share(kind) if self._calibration and kind and less is not None else 0.0
         correction = {"kind": kind, "share": share} if kind else None
-        verdict = self._verdict(kind, question_E, scores, len(rows)) if query else None
-        return Answer(self._hits(told, kind), correction, verdict)
+        return Answer(self._hits(told), correction)
+
+    @cached_property
+    def _sample(self) -> np.ndarray:
+        """Places in the table that the average similarity is taken from."""
+        return np.unique(np.linspace(0, self.count - 1, min(self.count, AVERAGE_SAMPLE)).astype(np.int64))
+
+    @cached_property
+    def _mean_vector(self) -> np.ndarray:
+        return np.asarray(self._vectors[self._table.rows[self._sample]], np.float32).mean(axis=0)
+
+    def _average_score(self, question_E: np.ndarray, less: np.ndarray | None) -> float:
+        """Return the score of an average image of the index."""
+        if not self.count:
+            return 0.0
+        average = float(self._mean_vector @ question_E)
+        if less is not None:
+            average -= float(less[self._sample].mean())
+        return average
 
     def _kind(self, query: Query | None) -> str | None:
         """Of a question in words to a model whose scores were measured; what is less the unwanted was not."""
@@ -230,19 +245,6 @@ class Library:
             self._taken[kind] = self._calibration.less(kind, close_NK) if known else None
         return self._taken[kind]
 
-    def _verdict(self, kind: str | None, question_E: np.ndarray, scores: np.ndarray, images: int) -> dict[str, Any]:
-        """Whether probably nothing fits."""
-        if self._calibration is None:
-            return {"nothing": None, "why": NOT_MEASURED}
-        if not len(scores):
-            return {"nothing": None, "why": "no image is left to choose from"}
-        if kind is None:
-            return {"nothing": None, "why": "questions with a minus were not measured"}
-        silent = self._calibration.verdict(kind, None)
-        if silent["why"]:  # most models cannot tell, and a standing takes a second the first time
-            return silent
-        return self._calibration.verdict(kind, self._calibration.standing(kind, question_E, float(scores[0]), images))
-
     def _allowed(self, since: float | None, exclude: Sequence[str], without: int | None = None) -> np.ndarray:
         """Which images are young enough and not left out."""
         allowed = np.ones(self.count, bool)
@@ -254,15 +256,14 @@ class Library:
             allowed &= self._table.numbers != without
         return allowed
 
-    def _hits(self, found: Iterable[tuple[int, float]], kind: str | None = None) -> list[Hit]:
-        """Images by their numbers and scores; with words for those where the kind of question is given."""
-        known = ((self.entry(int(number)), float(score)) for number, score in found)
-        told = self._calibration if kind else None
-        return [
-            Hit(entry.number, self.path(entry), score, told.fit(kind, score) if told and kind else None)
-            for entry, score in known
-            if entry
-        ]
+    def _hits(self, found: Iterable[tuple[int, float, float | None]]) -> list[Hit]:
+        """Look up images by their numbers; each comes with its score and its bar."""
+        hits = []
+        for number, score, bar in found:
+            entry = self.entry(int(number))
+            if entry:
+                hits.append(Hit(entry.number, self.path(entry), float(score), bar))
+        return hits
 
     def _excluded(self, globs: tuple[str, ...]) -> np.ndarray:
         """Which images globs leave out; cached, because the same ones are asked again."""
@@ -272,6 +273,14 @@ class Library:
             found = np.isin(self._table.numbers, list(out))
             self._left_out = {globs: found}  # another thread may replace it at any moment
         return found
+
+
+def _bars(scores: np.ndarray, average: float) -> list[float]:
+    """Place scores, the best first, between the average score (0) and the best one (1)."""
+    if not len(scores):
+        return []
+    span = max(float(scores[0]) - average, 1e-6)
+    return [min(max((float(score) - average) / span, 0.0), 1.0) for score in scores]
 
 
 def open_library(

@@ -36,7 +36,6 @@ from lapclip.which_model import (
     which_model,
 )
 
-DOES_NOT_NOTICE = "Where nothing fits, it does not notice"
 CPU_BATCH = 32
 """Images at once where each takes long: progress is seen, and a killed process loses no more than a batch."""
 SMALL = "onnx-int8"
@@ -60,7 +59,7 @@ class SearchModel:
 
     @cached_property
     def calibration(self) -> Calibration | None:
-        """What `lapclip eval` found of its scores; None where it was not measured."""
+        """Correction for hubness that `lapclip eval` measured. None where it was not measured."""
         return calibration_of(self.which, self.model)
 
     def made(self, recorded: str | None) -> bool:
@@ -212,26 +211,19 @@ def model_notes(which: WhichModel) -> list[str]:
 
 
 def reading_notes(model: SearchModel) -> list[str]:
-    """How its answers are ordered and read, where that was measured."""
-    found = model.calibration
-    if found is None:
+    """Return what the correction for hubness gained, for each kind of question that has one."""
+    if model.calibration is None:
         return []
-    notes = [sentence for kind in KINDS if (sentence := found.gained(kind))]
-    silent = [why for kind in KINDS if kind in found.facts["verdict"] and (why := found.verdict(kind, None)["why"])]
-    if silent:
-        notes.append(f"{DOES_NOT_NOTICE}: {silent[-1]}.")
-    return notes
+    gains = [model.calibration.gained(kind) for kind in KINDS]
+    return [gain for gain in gains if gain]
 
 
-def answer_notes(model: SearchModel, correction: dict[str, Any] | None, verdict: dict[str, Any] | None) -> list[str]:
-    """How the answer to one question was ordered, and whether the model would have noticed that nothing fits."""
-    found = model.calibration
-    if found is None or correction is None:
+def answer_notes(model: SearchModel, correction: dict[str, Any] | None) -> list[str]:
+    """Return what the correction of one answer gained, if it was corrected."""
+    if model.calibration is None or correction is None or not correction["share"]:
         return []
-    notes = [(found.gained(correction["kind"]) or "") if correction["share"] else ""]
-    if verdict and verdict["nothing"] is None:
-        notes.append(f"{DOES_NOT_NOTICE} (docs/search.md, Probably nothing).")
-    return [note for note in notes if note]
+    gain = model.calibration.gained(correction["kind"])
+    return [gain] if gain else []
 
 
 def _short_questions(found: dict[str, Any]) -> str:

@@ -149,13 +149,12 @@ def search_routes(search: FolderSearch) -> APIRouter:
                 "path": hit.path.relative_to(library.folder).as_posix(),
                 "score": hit.score,
                 "number": hit.number,
-                "fit": hit.fit,
             }
             for hit in answer.hits
         ]
         content = {
             "results": results,
-            **answer.to_dict(),
+            "correction": answer.correction,
             "indexed": library.count,
             "model": model.fingerprint,
         }

@@ -187,11 +187,11 @@ class Questions:
                     "number": hit.number,
                     "name": hit.path.name,
                     "score": round(hit.score, 4) if scored else None,
-                    "fit": hit.fit,
+                    "bar": None if hit.bar is None else round(hit.bar, 3),
                 }
                 for hit in hits
             ],
-            **found.to_dict(),
+            "correction": found.correction,
             "total": min(total, MOST),
             "count": self.count,
             "reading": self._readings,

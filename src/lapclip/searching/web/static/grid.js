@@ -74,24 +74,25 @@ export class Grid {
   add(at) {
     const image = make("img", { alt: "", draggable: "false" });
     const name = make("span", { class: "name", "aria-hidden": "true" });
-    const fit = make("span", { class: "fit" });
-    const button = make("button", { type: "button", class: "tile", "data-at": at, tabindex: at === this.current ? 0 : -1 }, image, name, fit);
+    const level = make("span", { class: "level" });
+    const bar = make("span", { class: "bar", "aria-hidden": "true" }, level);
+    const button = make("button", { type: "button", class: "tile", "data-at": at, tabindex: at === this.current ? 0 : -1 }, image, name, bar);
     const item = make("li", { "aria-posinset": at + 1 }, button);
-    this.tiles.set(at, { item, button, image, name, fit, number: null });
+    this.tiles.set(at, { item, button, image, name, bar, level, number: null });
     // In the order of the images, which is that of screen readers.
     const after = [...this.list.children].find((other) => Number(other.firstChild.dataset.at) > at);
     this.list.insertBefore(item, after || null);
   }
 
   fill(at, tile) {
-    const { item, button, image, name, fit } = tile;
+    const { item, button, image, name, bar, level } = tile;
     item.setAttribute("aria-setsize", this.count);
     item.style.width = item.style.height = `${this.side}px`;
     item.style.transform = `translate(${(at % this.columns) * this.step}px, ${Math.floor(at / this.columns) * this.step}px)`;
     const row = this.results.row(at);
     if (!row) return;
-    fit.textContent = row.fit || ""; // the same image may fit another question otherwise
-    button.classList.toggle("unlikely", row.fit === "unlikely");
+    bar.hidden = row.bar === null; // the same image has another similarity to another question
+    level.style.width = `${100 * (row.bar || 0)}%`;
     if (tile.number === row.number) return;
     tile.number = row.number;
     image.alt = row.name;

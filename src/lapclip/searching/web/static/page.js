@@ -48,7 +48,7 @@ function apply(scroll = null) {
   }
   const index = results ? results.indexOf(now.open) : null;
   if (index !== null) walked = index;
-  const row = index === null ? { number: now.open, name: "", fit: null, first: true, last: true }
+  const row = index === null ? { number: now.open, name: "", first: true, last: true }
     : { ...results.row(index), first: index === 0, last: index === results.total - 1 };
   viewer.view(row);
 }
@@ -91,8 +91,9 @@ function fail(error, asked) {
 }
 
 function stand() {
-  const { question, total, every, ms, verdict } = results;
+  const { question, total, every, ms } = results;
   show("empty", false);
+  show("ranking", false);
   if (!total) {
     say("standing", "No images");
     if (every) empty("Nothing found", "This image is not in the index.");
@@ -101,9 +102,8 @@ function stand() {
   }
   const asked = question.words || question.like !== null || question.image;
   const all = total < every - 1 ? `${count(total)} of ${count(every)} images` : `${count(total)} images`;
-  const nothing = verdict && verdict.nothing ? "Probably nothing here fits; what comes nearest: " : "";
-  byId("standing").title = verdict && verdict.why ? `Whether nothing fits is not said: ${verdict.why}.` : "";
-  say("standing", asked ? `${nothing}${all}, best first · ${count(ms)} ms` : `${all}, newest first`);
+  say("standing", asked ? `${all}, best first · ${count(ms)} ms` : `${all}, newest first`);
+  show("ranking", Boolean(asked));
 }
 
 function empty(title, text) {

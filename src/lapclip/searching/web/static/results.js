@@ -16,7 +16,6 @@ export class Results {
     this.every = 0; // images that could be found
     this.reading = null; // which reading of the index the rows are from
     this.ms = 0;
-    this.verdict = null; // whether probably nothing fits
     this.pages = new Map(); // page -> rows
     this.asked = new Map(); // page -> its AbortController
     this.failed = new Map(); // page -> when it may be asked for again
@@ -57,11 +56,11 @@ export class Results {
     try {
       const answer = await fetch(`/search?${given}`, { cache: "no-store", signal: stopping.signal });
       if (!answer.ok) throw new Refused((await answer.text()).trim());
-      const { results, total, count, reading, ms, verdict } = await answer.json();
+      const { results, total, count, reading, ms } = await answer.json();
       if (this.asked.get(page) !== stopping) return;
       if (this.total === null) this.ms = ms;
       if (this.reading !== reading) this.pages.clear(); // the index has changed: other rows may have moved
-      Object.assign(this, { total, reading, every: count, verdict });
+      Object.assign(this, { total, reading, every: count });
       this.pages.set(page, results);
       this.asked.delete(page);
       this.changed(null);

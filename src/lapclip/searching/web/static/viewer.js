@@ -8,12 +8,11 @@ let number = null; // the image that is shown
 
 const day = (seconds) => new Date(seconds * 1000).toLocaleString("en-GB", { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit" });
 
-function facts(known, fit) {
+function facts(known) {
   const lines = [
     ["Size", known.width ? `${count(known.width)} × ${count(known.height)}, ${size(known.bytes)}` : size(known.bytes)],
     known.taken === null ? ["Changed", day(known.modified)] : ["Taken", day(known.taken)],
   ];
-  if (fit) lines.push(["Question", fit]);
   byId("viewer-facts").replaceChildren(...lines.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
 }
 
@@ -33,7 +32,7 @@ function missing() {
   show("viewer-missing", true);
 }
 
-// Shows an image: { number, name, fit, first, last }, where first and last say whether there are others before and after.
+// Shows an image: { number, name, first, last }, where first and last say whether there are others before and after.
 export async function view(row) {
   byId("viewer-previous").disabled = row.first;
   byId("viewer-next").disabled = row.last;
@@ -61,7 +60,7 @@ export async function view(row) {
     say("viewer-path", known.path);
     image.alt = known.name;
     if (known.width) image.style.maxWidth = `${Math.max(2 * known.width, 360)}px`; // a small one is not blown up
-    facts(known, row.fit);
+    facts(known);
   } catch { /* the image says it, if the server is gone */ }
 }
 
