@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -283,7 +284,7 @@ def test_lost_vectors_and_a_damaged_table_are_made_again(trained: Path, photos: 
     os.truncate(vectors, vectors.stat().st_size // 2)
     model = Watched(trained)
     library = index_now(photos, model)
-    assert sum(model.batches) == 3
+    assert sum(model.batches) == 6  # all of the damaged part
     assert library.count == 6
     library.close()
     (place / "pictures.db").write_bytes(b"not a database" * 100)
@@ -359,3 +360,70 @@ def test_a_chain_of_names_where_each_file_takes_the_next_ones_place(trained: Pat
     assert library.count == 10
     for at, vector in enumerate(vectors):
         assert np.array_equal(vector_of(library, f"{at + 1:03}.png"), vector)
+
+
+def zeros(content: bytearray) -> None:
+    content[:] = bytes(len(content))
+
+
+def noise(content: bytearray) -> None:
+    content[:] = np.random.default_rng(0).bytes(len(content))
+
+
+def truncated(content: bytearray) -> None:
+    del content[len(content) // 2 - 1 :]
+
+
+def one_bit(content: bytearray) -> None:
+    content[len(content) // 3] ^= 64
+
+
+def emptied(content: bytearray) -> None:
+    content.clear()
+
+
+@pytest.mark.parametrize("damage", [zeros, noise, truncated, one_bit, emptied])
+@pytest.mark.parametrize("kind", ["vectors-*.f16", "closeness-*.f32"])
+def test_a_damaged_part_is_made_again_and_never_ranked(
+    trained: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytearray], None], kind: str
+) -> None:
+    monkeypatch.setattr("lapclip.searching.index.PART_ROWS", 4)
+    draw_many(photos, 10)
+    before = index_now(photos, Watched(trained))
+    ranked = before.find("a red circle", 99)
+    files = sorted(before.index_path.glob(kind))
+    before.close()
+    for file in files:
+        content = bytearray(file.read_bytes())
+        damage(content)
+        file.write_bytes(content)
+    after = index_now(photos, Watched(trained))
+    assert [(hit.path, hit.number) for hit in after.find("a red circle", 99)] == [
+        (hit.path, hit.number) for hit in ranked
+    ]
+    assert [hit.score for hit in after.find("a red circle", 99)] == pytest.approx(
+        [hit.score for hit in ranked], abs=1e-3
+    )
+    if kind.startswith("vectors"):
+        (note,) = [note for note in after.update.notes if "damaged" in note]
+        assert f"{after.update.added} image" in note
+        if damage is one_bit:
+            assert 0 < after.update.added <= 4
+    after.close()
+    again = index_now(photos, Watched(trained))
+    assert again.update.added == 0
+    assert not [note for note in again.update.notes if "damaged" in note]
+
+
+def test_rows_that_a_killed_process_left_without_a_checksum_are_written_over(trained: Path, photos: Path) -> None:
+    draw_many(photos, 5)
+    before = index_now(photos, Watched(trained))
+    (file,) = before.index_path.glob("vectors-*.f16")
+    before.close()
+    with open(file, "ab") as end:
+        end.write(b"\x01" * 3000)
+    draw(photos / "new.png", 99)
+    after = index_now(photos, Watched(trained))
+    assert (after.count, after.update.added) == (6, 1)
+    assert not [note for note in after.update.notes if "damaged" in note]
+    assert np.abs(vector_of(after, "new.png") - vectors_of([photos / "new.png"], Watched(trained))[0]).max() < 1e-3

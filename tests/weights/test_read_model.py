@@ -250,7 +250,7 @@ def test_published_shapes_have_their_names() -> None:
         (("model_cfg", "vision_cfg", "pool_type"), "avg", "vision_cfg.pool_type = 'avg'"),
         (("model_cfg", "text_cfg", "vocab_size"), 1000, "has 49,408 tokens, and .* knows 1,000"),
         (("preprocess_cfg", "resize_mode"), "longest", "resize_mode is 'longest'"),
-        (("model_cfg", "vision_cfg", "width"), "wide", "does not describe a model"),
+        (("model_cfg", "vision_cfg", "width"), "wide", "vision_cfg.width is .wide.; it must be a whole"),
         (("model_cfg", "vision_cfg", "patch_size"), 7, "does not divide"),
     ],
 )

@@ -27,6 +27,7 @@ from lapclip.searching.indexes import note_use
 from lapclip.searching.read_images import Read, heic_is_unknown, in_batches, made_ahead, read_image
 from lapclip.searching.search_model import SearchModel
 from lapclip.suggest import command, install
+from lapclip.text import counted
 
 SAVED_EVERY = 1.0
 """Seconds of work that a killed process may lose."""
@@ -95,7 +96,9 @@ def update_index(
             recorded = index.about("model")
             if recorded != identity and model.made(recorded):
                 index.rename_model(identity)  # an earlier release wrote it
-            index.begin(identity, model.width)
+            damaged = index.begin(identity, model.width)
+            if damaged:
+                found.notes.append(f"Part of the index was damaged: {counted(damaged, 'image')} are indexed again.")
             _Indexer(index, folder, model, found).work(progress or (lambda done, total: None))
             fill_closeness(index, model, waiting)
         else:

@@ -20,10 +20,24 @@ import torch
 from torch import Tensor
 
 from lapclip.config import CLIP_MEAN, CLIP_STD, ModelConfig
-from lapclip.errors import ConfigError, WeightsError, first_line
+from lapclip.errors import WeightsError, first_line
 from lapclip.paths import read_json
 from lapclip.suggest import install
 from lapclip.weights import HUB, MERGES, OWN_TOKENIZER, PIECES, TOKENIZER, openclip
+from lapclip.weights.check_fields import (
+    COLORS,
+    FLAG,
+    POSITIVE,
+    SECTION,
+    SIDE_OR_EDGES,
+    SIZE,
+    STRING,
+    check_fields,
+    checked_shape,
+    one_of,
+    or_null,
+    whole,
+)
 from lapclip.weights.download import may
 from lapclip.weights.published import (
     Tensors,
@@ -178,15 +192,59 @@ ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": 
 """What they call an activation, and we."""
 
 
+_TOWER_FIELDS = {
+    "hidden_size": SIZE,
+    "num_hidden_layers": SIZE,
+    "num_attention_heads": SIZE,
+    "intermediate_size": SIZE,
+    "hidden_act": STRING,
+    "layer_norm_eps": POSITIVE,
+}
+_TEXT_FIELDS = {
+    **_TOWER_FIELDS,
+    "vocab_size": whole(3),
+    "max_position_embeddings": whole(2),
+    "projection_size": or_null(SIZE),
+    "eos_token_id": or_null(whole(0)),
+}
+_VISION_FIELDS = {
+    **_TOWER_FIELDS,
+    "image_size": SIZE,
+    "patch_size": SIZE,
+    "num_patches": SIZE,
+    "vision_use_head": or_null(FLAG),
+}
+FIELDS = {
+    **{name: or_null(SECTION) for name in ("text_config", "text_config_dict", "vision_config", "vision_config_dict")},
+    **{f"text_config.{name}": rule for name, rule in _TEXT_FIELDS.items()},
+    **{f"text_config_dict.{name}": rule for name, rule in _TEXT_FIELDS.items()},
+    **{f"vision_config.{name}": rule for name, rule in _VISION_FIELDS.items()},
+    **{f"vision_config_dict.{name}": rule for name, rule in _VISION_FIELDS.items()},
+    "projection_dim": SIZE,
+}
+"""The fields of config.json that are read."""
+SEEN_FIELDS = {
+    "size": SIDE_OR_EDGES,
+    "crop_size": SIDE_OR_EDGES,
+    "do_center_crop": or_null(FLAG),
+    "resample": one_of(BICUBIC, BILINEAR),
+    "image_mean": COLORS,
+    "image_std": COLORS,
+}
+"""The fields of preprocessor_config.json that are read."""
+
+
 def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelConfig:
     """The shape that `config.json` and `preprocessor_config.json` describe."""
     kind = config.get("model_type")
-    if kind not in DEFAULTS:
+    if not isinstance(kind, str) or kind not in DEFAULTS:
         raise WeightsError(
             f"{where} has the model type {kind!r}, which cannot be read: it is no CLIP and no SigLIP.",
             hint=f'a folder whose config.json has "model_type": {", ".join(DEFAULTS)}',
         )
     usual = DEFAULTS[kind]
+    check_fields(config, FIELDS, where)
+    check_fields(seen, SEEN_FIELDS, where)
     try:
         text = config.get("text_config") or config.get("text_config_dict") or {}
         vision = config.get("vision_config") or config.get("vision_config_dict") or {}
@@ -216,30 +274,33 @@ def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelC
             seen = {"size": {"height": image_size, "width": image_size}, **usual.seen, **seen}
         image, words = (ACTIVATIONS[activation] for activation in activations)
         return named(
-            ModelConfig(
-                name="published",
-                architecture=usual.architecture,
-                image_size=image_size,
-                patch=patch,
-                image_width=image_width,
-                image_layers=vision.get("num_hidden_layers", 12),
-                image_heads=vision.get("num_attention_heads", 12),
-                image_mlp=vision.get("intermediate_size", 3072),
-                text_width=text_width,
-                text_layers=text.get("num_hidden_layers", 12),
-                text_heads=text.get("num_attention_heads", usual.text_heads),
-                text_mlp=text.get("intermediate_size", usual.text_mlp),
-                embedding=embedding,
-                vocabulary=vocabulary,
-                context=text.get("max_position_embeddings", usual.context),
-                activation=image,
-                text_activation="" if words == image else words,
-                **_preprocessing(seen, image_size, where),
+            checked_shape(
+                dict(
+                    name="published",
+                    architecture=usual.architecture,
+                    image_size=image_size,
+                    patch=patch,
+                    image_width=image_width,
+                    image_layers=vision.get("num_hidden_layers", 12),
+                    image_heads=vision.get("num_attention_heads", 12),
+                    image_mlp=vision.get("intermediate_size", 3072),
+                    text_width=text_width,
+                    text_layers=text.get("num_hidden_layers", 12),
+                    text_heads=text.get("num_attention_heads", usual.text_heads),
+                    text_mlp=text.get("intermediate_size", usual.text_mlp),
+                    embedding=embedding,
+                    vocabulary=vocabulary,
+                    context=text.get("max_position_embeddings", usual.context),
+                    activation=image,
+                    text_activation="" if words == image else words,
+                    **_preprocessing(seen, image_size, where),
+                ),
+                where,
             )
         )
-    except ConfigError as error:
-        raise WeightsError(f"{where}: {error.message}") from None
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except KeyError as error:
+        raise WeightsError(f"{where}: the field {error.args[0]} is missing.") from None
+    except (TypeError, AttributeError, ValueError) as error:
         raise WeightsError(f"{where} does not describe a model: {type(error).__name__} {error}.") from None
 
 

@@ -16,8 +16,22 @@ import torch
 from torch import Tensor
 
 from lapclip.config import CLIP_MEAN, CLIP_STD, ModelConfig
-from lapclip.errors import ConfigError, WeightsError
+from lapclip.errors import WeightsError
 from lapclip.weights import OPENCLIP_CONFIG as CONFIG
+from lapclip.weights.check_fields import (
+    COLORS,
+    FLAG,
+    POSITIVE,
+    SECTION,
+    SIDES,
+    SIZE,
+    STRING,
+    Rule,
+    check_fields,
+    checked_shape,
+    or_null,
+    whole,
+)
 from lapclip.weights.openai import TEXT as OPENAI_TEXT
 from lapclip.weights.published import (
     Tensors,
@@ -193,8 +207,41 @@ def cleaning_of(config: dict[str, Any]) -> str:
     return CLEANING[asked]
 
 
+_TOWER_FIELDS = {"width": SIZE, "mlp_ratio": POSITIVE}
+_TEXT_FIELDS = {
+    **_TOWER_FIELDS,
+    "layers": SIZE,
+    "heads": SIZE,
+    "vocab_size": whole(3),
+    "context_length": whole(2),
+    "tokenizer_kwargs": or_null(SECTION),
+}
+_VISION_FIELDS = {
+    **_TOWER_FIELDS,
+    "image_size": SIDES,
+    "patch_size": SIDES,
+    "head_width": SIZE,
+    "layers": Rule(SIZE.text, lambda value: SIZE.fits(value) or isinstance(value, list)),
+    "timm_model_name": or_null(STRING),
+}
+FIELDS = {
+    "model_cfg": SECTION,
+    "preprocess_cfg": or_null(SECTION),
+    "model_cfg.embed_dim": SIZE,
+    "model_cfg.quick_gelu": FLAG,
+    "model_cfg.text_cfg": SECTION,
+    "model_cfg.vision_cfg": SECTION,
+    **{f"model_cfg.text_cfg.{name}": rule for name, rule in _TEXT_FIELDS.items()},
+    **{f"model_cfg.vision_cfg.{name}": rule for name, rule in _VISION_FIELDS.items()},
+    "preprocess_cfg.mean": or_null(COLORS),
+    "preprocess_cfg.std": or_null(COLORS),
+}
+"""The fields of open_clip_config.json that are read."""
+
+
 def shape_of(config: dict[str, Any], where: str) -> ModelConfig:
     """The shape that a configuration describes. What our towers cannot be is refused by its name."""
+    check_fields(config, FIELDS, where)
     try:
         model, seen = config["model_cfg"], config.get("preprocess_cfg") or {}
         vision, text = model["vision_cfg"], model["text_cfg"]
@@ -210,22 +257,25 @@ def shape_of(config: dict[str, Any], where: str) -> ModelConfig:
             raise WeightsError(f"{where}: its image tower is a residual network; vision transformers can be read.")
         image_width = vision.get("width", 768)
         return named(
-            ModelConfig(
-                name="published",
-                image_size=_square(vision.get("image_size", 224), where),
-                patch=_square(vision.get("patch_size", 16), where),
-                image_width=image_width,
-                image_layers=vision.get("layers", 12),
-                image_heads=image_width // vision.get("head_width", 64),
-                image_mlp=int(image_width * vision.get("mlp_ratio", 4.0)),
-                **_text_sizes(model, text),
-                activation="quick_gelu" if model.get("quick_gelu", False) else "gelu",
-                **_preprocessing(seen, where),
+            checked_shape(
+                dict(
+                    name="published",
+                    image_size=_square(vision.get("image_size", 224), where),
+                    patch=_square(vision.get("patch_size", 16), where),
+                    image_width=image_width,
+                    image_layers=vision.get("layers", 12),
+                    image_heads=image_width // vision.get("head_width", 64),
+                    image_mlp=int(image_width * vision.get("mlp_ratio", 4.0)),
+                    **_text_sizes(model, text),
+                    activation="quick_gelu" if model.get("quick_gelu", False) else "gelu",
+                    **_preprocessing(seen, where),
+                ),
+                where,
             )
         )
-    except ConfigError as error:
-        raise WeightsError(f"{where}: {error.message}") from None
-    except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
+    except KeyError as error:
+        raise WeightsError(f"{where}: the field {error.args[0]} is missing.") from None
+    except (TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
         raise WeightsError(f"{where} does not describe a model: {type(error).__name__} {error}.") from None
 
 
@@ -263,19 +313,22 @@ def _siglip_shape(config: dict[str, Any], tower: re.Match[str], where: str) -> M
     activation = timm_activation(tower[0])
     words = "gelu_tanh" if text.get("act_kwargs") else "gelu"
     return named(
-        ModelConfig(
-            name="published",
-            architecture="siglip",
-            image_size=side,
-            patch=patch,
-            image_width=width,
-            image_layers=layers,
-            image_heads=heads,
-            image_mlp=hidden,
-            **_text_sizes(model, text),
-            activation=activation,
-            text_activation="" if words == activation else words,
-            **_preprocessing(seen, where),
+        checked_shape(
+            dict(
+                name="published",
+                architecture="siglip",
+                image_size=side,
+                patch=patch,
+                image_width=width,
+                image_layers=layers,
+                image_heads=heads,
+                image_mlp=hidden,
+                **_text_sizes(model, text),
+                activation=activation,
+                text_activation="" if words == activation else words,
+                **_preprocessing(seen, where),
+            ),
+            where,
         )
     )
 

@@ -17,7 +17,7 @@ from lapclip.config import ModelConfig
 from lapclip.data.sentencepiece import end_with, read_pieces
 from lapclip.data.tokenizers import SiglipTokenizer, Tokenizer, clip_tokenizer, load_tokenizer, tokenizer_from_dict
 from lapclip.errors import DataError, RunError, WeightsError, first_line
-from lapclip.model.pretrained_towers import TowerSpec
+from lapclip.model.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSpec
 from lapclip.paths import read_bytes, read_json
 from lapclip.weights import (
     CONFIG,
@@ -33,8 +33,19 @@ from lapclip.weights import (
     openclip,
     published_models,
 )
+from lapclip.weights.check_fields import FLAG, SECTION, STRING, check_fields, checked_shape, one_of, whole
 from lapclip.weights.published import check_depth
 from lapclip.weights.torch_files import read_safetensors, read_tensors
+
+OWN_FIELDS = {"format": one_of(1), "model": SECTION, "tokenizer": SECTION, "towers": SECTION}
+TOWER_FIELDS = {
+    "kind": one_of(HUGGING_FACE, TIMM, FACTORY),
+    "name": STRING,
+    "config": SECTION,
+    "pooling": one_of("mean", "first", "last", "max"),
+    "unit_length": FLAG,
+    "padding": whole(0),
+}
 
 
 class ReadModel(NamedTuple):
@@ -87,11 +98,13 @@ def _read_published(model: published_models.PublishedModel) -> ReadModel:
 
 
 def _read_own(folder: Path, saved: dict[str, Any]) -> ReadModel:
+    where = str(folder / CONFIG)
+    check_fields(saved, OWN_FIELDS, where)
     try:
-        shape, tokenizer = ModelConfig(**saved["model"]), tokenizer_from_dict(saved["tokenizer"])
+        shape, tokenizer = checked_shape(saved.get("model"), where), tokenizer_from_dict(saved["tokenizer"])
         if tokenizer.vocabulary > shape.vocabulary:
             raise ValueError(f"its tokenizer has {tokenizer.vocabulary:,} tokens, and its weights {shape.vocabulary:,}")
-        towers = {tower: TowerSpec(**spec) for tower, spec in saved.get("towers", {}).items()}
+        towers = read_towers(saved.get("towers", {}), shape, where)
         # Copied into fresh memory: products of the file's own, unaligned memory differ in the last bit.
         tensors = {name: tensor.clone() for name, tensor in read_safetensors(folder / WEIGHTS).items()}
         check_depth(shape, tensors, str(folder))
@@ -100,6 +113,26 @@ def _read_own(folder: Path, saved: dict[str, Any]) -> ReadModel:
         raise RunError(f"The model in {folder} cannot be loaded: {error.message}", hint="lapclip train") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, SafetensorError) as error:
         raise RunError(f"The model in {folder} cannot be loaded: {first_line(error)}.", hint="lapclip train") from None
+
+
+def read_towers(saved: dict[str, Any], shape: ModelConfig, where: str) -> dict[str, TowerSpec]:
+    """Return what the foreign networks among the towers of a saved model are."""
+    for tower, reference in (("image", shape.image_from), ("text", shape.text_from)):
+        if bool(reference) != (tower in saved):
+            raise WeightsError(
+                f"{where}: model.{tower}_from is {reference!r}; it must name the network that is described under "
+                f'"towers", and be "" where there is none.'
+            )
+    for tower, spec in saved.items():
+        check_fields({f"towers.{tower}": spec}, {f"towers.{tower}": SECTION}, where)
+        for name in ("kind", "name"):
+            if name not in spec:
+                raise WeightsError(f"{where}: towers.{tower}.{name} is missing.")
+        unknown = set(spec) - set(TOWER_FIELDS)
+        if unknown:
+            raise WeightsError(f"{where}: towers.{tower} has the unknown field {min(unknown)}.")
+        check_fields(spec, TOWER_FIELDS, f"{where}: towers.{tower}")
+    return {tower: TowerSpec(**spec) for tower, spec in saved.items()}
 
 
 def _read_openclip(folder: Path, weights: Path) -> ReadModel:
