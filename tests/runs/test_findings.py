@@ -434,6 +434,7 @@ def test_what_needs_another_machine(runs) -> None:
     limit = events[0]["memory_limit_bytes"]
     assert limit > events[-1]["peak_memory_bytes"]
     sensors = next(event for event in events if event["type"] == "sensors")
+    events = [event for event in events if event["type"] != "sensors"]  # a slow run has more of them
     hot = [{**sensors, "step": at, "throttled": at % 3 == 0, "celsius": 90.0 + at, "megahertz": 900} for at in range(9)]
     assert ids(summarise([*events, *hot])) == ["throttled"]
     assert "at 3 of 9 readings" in findings(summarise([*events, *hot]))[0].evidence
