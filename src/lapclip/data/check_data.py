@@ -28,7 +28,7 @@ from lapclip.data.copies import (
 from lapclip.data.decode import MARKS, NO_MEMORY, decode, read_header
 from lapclip.data.loading import split_rule
 from lapclip.data.packed_index import digest_of
-from lapclip.data.table import Row, Skipped, StoredImage, Table, reasons
+from lapclip.data.table import Row, Skipped, StoredImage, Table, number_captions, reasons
 from lapclip.data.tokenizers import CharacterTokenizer, Tokenizer
 from lapclip.errors import DataError
 from lapclip.machine.facts import logical_cores
@@ -340,6 +340,13 @@ def _captions(rows: Sequence[Row], repeated: int, tokenizer: Tokenizer, context:
         [each[:80] for each in long[:EXAMPLES]],
         f"caption is longer than {context} tokens|captions are longer than {context} tokens",
         "cut at the end; --set model.context=N reads more",
+    )  # fmt: skip
+    numbers = number_captions(rows)
+    yield Finding(
+        "number_captions", WARNING if len(numbers) > 0.5 * total else NOTE, len(numbers),
+        numbers[:EXAMPLES],
+        "caption is a number|captions are numbers",
+        "kept; a number says little about an image; --set data.caption_column=NAME chooses another column",
     )  # fmt: skip
     letters = unknown_characters([caption for row in rows for caption in row.captions], tokenizer)
     yield Finding(

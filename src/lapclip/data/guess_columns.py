@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -45,7 +46,19 @@ class Columns:
         names = [_printable(name) for name in self.names]
         captions = ", ".join(names[at] for at in self.captions)
         split = f", splits in {names[self.split]}" if self.split is not None else ""
-        return f"images in {names[self.image]}, captions in {captions}{split}"
+        return f"images in {names[self.image]}, captions in {captions}{split}{self._same_names()}"
+
+    def _same_names(self) -> str:
+        """Say which names several columns have, and what becomes of their contents."""
+        if not self.header:
+            return ""
+        tidy = [_tidy(name) for name in self.names]
+        notes = ""
+        for name, count in Counter(tidy).items():
+            if count > 1:
+                read = [at for at in (self.image, *self.captions, self.split) if at is not None and tidy[at] == name]
+                notes += f"; {count} columns are called {_printable(name)}, {len(read)} of them are read"
+        return notes
 
 
 def guess_columns(
@@ -128,7 +141,8 @@ def caption_columns(names, columns, taken: set[int | None], config, what) -> tup
     if _COUNTED.search(names[best]) and stem in CAPTIONS:
         alike = [at for at in scores if _COUNTED.sub("", _tidy(names[at])) == stem]
         return tuple(alike), scores[best]
-    return (best,), scores[best]
+    same_name = [at for at in scores if _tidy(names[at]) == _tidy(names[best])]
+    return tuple(same_name), scores[best]
 
 
 def _prose(name: str, cells: Sequence[str]) -> float:
@@ -137,8 +151,11 @@ def _prose(name: str, cells: Sequence[str]) -> float:
     if not cells:
         return known
     words = sum(len(cell.split()) for cell in cells) / len(cells)
-    odd = _share(bool(_NUMBER.match(cell)) or is_image(cell) or "://" in cell for cell in cells)
-    return known + min(words, 12) / 6 - 4 * odd
+    files = _share(is_image(cell) or "://" in cell for cell in cells)
+    numbers = _share(bool(_NUMBER.match(cell)) for cell in cells)
+    score = known + min(words, 12) / 6 - 4 * files
+    # A column called caption holds captions, even if they are numbers, unless another one is better.
+    return max(score - 4 * numbers, min(score, 0.01 * known))
 
 
 def _asked(names: Sequence[str], value: str, setting: str, what: str) -> tuple[int, ...]:
@@ -156,7 +173,10 @@ def _asked(names: Sequence[str], value: str, setting: str, what: str) -> tuple[i
                 + nearest(column, map(_printable, names)),
                 hint=f"--set data.{setting}=auto",
             )
-    return tuple(tidy.index(_tidy(column)) % len(names) for column in columns)
+    found: list[int] = []
+    for column in columns:
+        found += [at % len(names) for at, name in enumerate(tidy) if name == _tidy(column)]
+    return tuple(dict.fromkeys(found))
 
 
 def _is_header(rows: Sequence[Sequence[str]], named: Columns, config: DataConfig) -> bool:

@@ -43,6 +43,7 @@ from lapclip.data.table import (
     by_reason,
     check_broken,
     check_table,
+    note_on_numbers,
     some,
 )
 from lapclip.errors import DataError, first_line
@@ -257,6 +258,7 @@ def load_data(
     how_split, note_on_copies = _about_splits(config, table, splits, signatures, used)
     notes = [
         table.how,
+        note_on_numbers(table.rows),
         why,
         note_on_copies,
         left_out([*table.skipped, *broken]),

@@ -170,6 +170,26 @@ class Table:
         return next((cent / 100 for cent in range(100) if cent / 100 >= max(shares)), 1.0)
 
 
+_NUMBER = re.compile(r"[-+]?[\d.,:/ ]*\d[\d.,:/ ]*")
+
+
+def number_captions(rows: Sequence[Row]) -> list[str]:
+    """Return the captions that are nothing but a number."""
+    return [caption for row in rows for caption in row.captions if _NUMBER.fullmatch(caption)]
+
+
+def note_on_numbers(rows: Sequence[Row]) -> str:
+    """Return a warning where most captions are numbers, else an empty text."""
+    numbers, total = number_captions(rows), sum(len(row.captions) for row in rows)
+    if len(numbers) <= total / 2:
+        return ""
+    example = numbers[0][:40]
+    return (
+        f"{len(numbers):,} of {total:,} captions are numbers, such as {example!r}: they say little about an image; "
+        "--set data.caption_column=NAME chooses another column"
+    )
+
+
 NAMED = 3
 """Images that a message names where it is about many."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lapclip.data.table import note_on_numbers, number_captions
 from lapclip.errors import DataError
 from tests.data.sources.made import found, make_images, read, skipped, splits
 
@@ -144,12 +145,18 @@ def test_a_folder_whose_name_begins_alike_is_outside(tmp_path: Path) -> None:
     assert set(found(read(data))) == {"a.png"}
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "cp1252"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252"])
 def test_encodings_and_byte_order_marks(tmp_path: Path, encoding: str) -> None:
     make_images(tmp_path, "a.png")
     table = read(write(tmp_path, "image,caption\r\na.png,a café in Köln\r\n", encoding=encoding))
     assert found(table) == {"a.png": ("a café in Köln",)}
-    said = {"utf-16": "UTF-16", "utf-32": "UTF-32", "cp1252": "Windows-1252"}.get(encoding, "")
+    said = {
+        "utf-16": "UTF-16",
+        "utf-16-le": "UTF-16-LE",
+        "utf-16-be": "UTF-16-BE",
+        "utf-32": "UTF-32",
+        "cp1252": "Windows-1252",
+    }.get(encoding, "")
     assert said in table.how
 
 
@@ -265,3 +272,34 @@ def test_the_folder_of_the_images_may_be_below_the_users_own(tmp_path: Path, mon
     (tmp_path / "tables").mkdir()
     table = read(write(tmp_path / "tables", "image,caption\na.png,a dog\n"), pictures="~/photos")
     assert found(table) == {"a.png": ("a dog",)}
+
+
+@pytest.mark.parametrize("setting", ["auto", "caption"])
+def test_no_column_is_lost_because_another_one_has_its_name(tmp_path: Path, setting: str) -> None:
+    make_images(tmp_path, "a.png", "b.png")
+    rows = "image,caption,split,caption\na.png,a dog,train,a brown dog\nb.png,a cat,val,a grey cat\n"
+    table = read(write(tmp_path, rows), caption_column=setting)
+    assert found(table) == {"a.png": ("a dog", "a brown dog"), "b.png": ("a cat", "a grey cat")}
+    assert "2 columns are called caption, 2 of them are read" in table.how
+
+
+def test_a_second_column_of_images_is_said_not_to_be_read(tmp_path: Path) -> None:
+    make_images(tmp_path, "a.png", "b.png")
+    table = read(write(tmp_path, "image,caption,image\na.png,a dog,b.png\n"))
+    assert found(table) == {"a.png": ("a dog",)}
+    assert "2 columns are called image, 1 of them are read" in table.how
+
+
+def test_captions_that_are_numbers_are_read_and_said(tmp_path: Path) -> None:
+    make_images(tmp_path, "a.png", "b.png")
+    table = read(write(tmp_path, "image,caption\na.png,0\na.png,0\nb.png,12\nb.png,a dog\n"))
+    assert found(table) == {"a.png": ("0",), "b.png": ("12", "a dog")}
+    assert "2 of 3 captions are numbers, such as '0'" in note_on_numbers(table.rows)
+    assert number_captions(table.rows) == ["0", "12"]
+
+
+def test_a_column_of_sentences_wins_over_one_of_numbers_with_a_better_name(tmp_path: Path) -> None:
+    make_images(tmp_path, "a.png", "b.png")
+    table = read(write(tmp_path, "image,caption,remarks\na.png,0,a dog in the snow\nb.png,1,a cat on a mat\n"))
+    assert found(table) == {"a.png": ("a dog in the snow",), "b.png": ("a cat on a mat",)}
+    assert note_on_numbers(table.rows) == ""

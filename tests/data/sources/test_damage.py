@@ -108,6 +108,7 @@ def _written(*cells: str) -> str:
 
 
 @SHORT
+@example(rows=["a.png,0"] * 4, end="\n")
 @given(rows=st.lists(ROW, max_size=12), end=st.sampled_from(["\n", "\r\n"]))
 def test_every_row_of_a_table_is_kept_repeated_or_named(folder: Path, rows: list[str], end: str) -> None:
     lines = ["image,caption", "a.png,a first row that is good", *rows, "c.png,a last row that is good"]

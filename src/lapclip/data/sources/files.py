@@ -314,6 +314,24 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+SAMPLE_BYTES = 4096
+"""Bytes at the start of a file by which its encoding is recognized."""
+
+
+def unmarked(start: bytes) -> str:
+    """Return the encoding of a text that begins without a byte order mark.
+
+    In UTF-16 every other byte of a Latin letter, a digit, a comma and a line end is zero.
+    """
+    characters = len(start) // 2
+    first, second = start[0 : 2 * characters : 2].count(0), start[1 : 2 * characters : 2].count(0)
+    if second > 0.4 * characters and first < 0.1 * characters:
+        return "utf-16-le"
+    if first > 0.4 * characters and second < 0.1 * characters:
+        return "utf-16-be"
+    return "utf-8"
+
+
 _UNDECODED = re.compile("[\udc80-\udcff]")
 
 
@@ -343,8 +361,8 @@ class Lines:
     def __iter__(self) -> Iterator[tuple[int, str]]:
         self.repaired, self.cut = 0, set()
         with open(self.path, "rb") as raw:
-            start = raw.read(4)
-            self.encoding = next((name for mark, name in _MARKS if start.startswith(mark)), "utf-8")
+            start = raw.read(SAMPLE_BYTES)
+            self.encoding = next((name for mark, name in _MARKS if start.startswith(mark)), unmarked(start))
             raw.seek(0)
             errors = "surrogateescape" if self.encoding.startswith("utf-8") else "replace"
             with io.TextIOWrapper(raw, encoding=self.encoding, errors=errors, newline="") as file:
