@@ -189,7 +189,9 @@ def _runs() -> Iterator[Item]:
                 if not path.is_symlink():
                     yield Item("leftovers", path, _size(path), run.name, run=run)
         for folder in (run.path, run.model, run.path / "exported"):
-            yield from (Item("leftovers", path, _size(path), run.name) for path in paths.leftovers(folder))
+            for path in paths.leftovers(folder):
+                if path.suffix != ".old":  # perhaps the only copy of an export, which the next export moves back
+                    yield Item("leftovers", path, _size(path), run.name)
 
 
 def _given() -> Iterator[Item]:

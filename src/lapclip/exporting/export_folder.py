@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lapclip import __version__
 from lapclip.errors import WeightsError
-from lapclip.paths import is_link, partial_path, replace, sweep
+from lapclip.paths import is_link, leftovers, partial_path, replace, sweep
 from lapclip.text import printable, without_controls
 from lapclip.user_files import refusal
 from lapclip.weights import DESCRIPTION, MERGES, OWN_TOKENIZER, TOKENIZER
@@ -45,7 +45,11 @@ MOST_NAMED = 3
 
 
 def check_free(out: Path, *, force: bool) -> None:
-    """Refuse a path that holds something. With `force` an earlier export may be replaced, and nothing else."""
+    """Refuse a path that holds something. With `force` an earlier export may be replaced, and nothing else.
+
+    An export that a killed process had moved aside counts: it is moved back first.
+    """
+    restore_moved(out)
     if out.is_dir() and not any(out.iterdir()):
         return
     if not out.exists() and not out.is_symlink():
@@ -57,6 +61,21 @@ def check_free(out: Path, *, force: bool) -> None:
     if foreign := sorted(path.name for path in out.iterdir() if path.name not in WRITTEN):
         names = ", ".join(map(printable, foreign[:MOST_NAMED])) + ", ..." * (len(foreign) > MOST_NAMED)
         raise WeightsError(f"{out} holds more than an earlier export: {names}.", hint="--out NEW_FOLDER")
+
+
+def restore_moved(out: Path) -> None:
+    """Move an export back that a killed process had moved aside to replace it."""
+    out = Path(os.path.realpath(out))
+    if out.exists():
+        return
+    for old in leftovers(out.parent, f".{glob.escape(out.name)}.*"):
+        if old.suffix == ".old":
+            try:
+                replace(old, out)
+            except OSError as error:
+                what = f"The export that was in {out} is in {old} and cannot be moved back"
+                raise WeightsError(f"{what}: {error.strerror}.", hint="move it yourself") from error
+            return
 
 
 @contextmanager

@@ -32,7 +32,7 @@ START, END, UNKNOWN = "<|startoftext|>", "<|endoftext|>", "<|unknown|>"
 def write_tokenizers(folder: Path, tokenizer: Tokenizer) -> list[str]:
     """The tokenizer as others read it and, where that says less, as we do. Returns what theirs cannot express."""
     theirs, limits = others_tokenizer(tokenizer)
-    theirs.save(str(folder / TOKENIZER), pretty=False)
+    save_others(theirs, folder)
     if type(tokenizer) is not PretrainedTokenizer:
         save_tokenizer(tokenizer, folder / OWN_TOKENIZER)
     return [f"tokenizer.json cannot express {limit}: captions without it give the same tokens." for limit in limits]
@@ -41,7 +41,7 @@ def write_tokenizers(folder: Path, tokenizer: Tokenizer) -> list[str]:
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> list[str]:
     """All files that Hugging Face's libraries look for. Returns what they cannot express."""
     made, limits = others_tokenizer(tokenizer)
-    made.save(str(folder / TOKENIZER))
+    save_others(made, folder, pretty=True)
     own = isinstance(tokenizer, BytePairTokenizer) and tokenizer.own
     special = {"bos_token": START, "eos_token": END, "pad_token": END, "unk_token": END}
     if isinstance(tokenizer, SiglipTokenizer):
@@ -62,6 +62,12 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> list[st
         merges = "\n".join(" ".join(merge) for merge in tokenizer.merges)
         (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8", newline="\n")
     return limits
+
+
+def save_others(tokenizer: Theirs, folder: Path, *, pretty: bool = False) -> None:
+    """Save a tokenizer of Hugging Face's library. Its own `save` raises a plain Exception on a full disk."""
+    text = tokenizer.to_str(pretty=pretty)
+    (folder / TOKENIZER).write_text(text, encoding="utf-8", newline="\n")
 
 
 def others_tokenizer(tokenizer: Tokenizer) -> tuple[Theirs, list[str]]:
