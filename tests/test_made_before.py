@@ -108,16 +108,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_losses_it_would_have_had(before: 
     if same_processor():
         # The last block adds up in another order since then (`one_query_attention`): the last digits may differ.
         assert now == pytest.approx(losses, rel=1e-6)
-        scores = dict(then["evaluation"])
-        similarities = scores.pop("similarities")
-        assert {name: ended["evaluation"][name] for name in scores} == scores
-        assert ended["evaluation"]["similarities"] == pytest.approx(similarities, rel=1e-4)
     assert now == pytest.approx(losses, abs=TOLERANCE)
     assert ended["evaluation"].keys() >= then["evaluation"].keys()  # later versions add to it
-    if name == "scenes":
-        captions = expected("embeddings")["captions"]
-        vectors = [lapclip.load(f"runs/{run}").encode_text(captions) for run in ("scenes", "finished")]
-        np.testing.assert_allclose(*vectors, rtol=0, atol=1e-6 if same_processor() else 1e-3)
+    # The model that is kept may be another: among equal scores it was the latest, and is the first.
 
 
 def test_an_index_is_searched_and_not_made_again(before: Path) -> None:

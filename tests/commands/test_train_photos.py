@@ -149,6 +149,12 @@ def test_a_run_that_reaches_its_last_step_did_not_end_early(here: Path, monkeypa
     assert (outcome.steps, outcome.early) == (2 * per_epoch, "")
 
 
+@pytest.mark.parametrize("recipe", ["heads", "lora"])
+def test_recipes_for_few_photos_stop_by_themselves(recipe: str) -> None:
+    settings = build_config([read_recipe(recipe)], SHAPES).train
+    assert 0 < settings.patience * settings.evaluate_every_epochs <= settings.epochs / 2
+
+
 def test_one_of_many_equal_scores_is_marked_and_the_measure_is_named(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
