@@ -373,3 +373,15 @@ def test_a_damaged_run_toml_is_refused_in_a_line(
     assert "Traceback" not in refused.stderr
     if before == "[run":
         assert command("stop", "mine").returncode == 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("batch_size", 8), ("steps", 3), ("learning_rate", 0.5)])
+def test_a_setting_that_was_edited_since_the_run_began_is_named(here: Path, name: str, value: float) -> None:
+    train_small(name="mine", callbacks=stop_after(5, "mine"))
+    settings = here / "runs/mine/run.toml"
+    before = settings.read_text()
+    settings.write_text(re.sub(rf"(?m)^{name} = .*$", f"{name} = {value}", before))
+    with pytest.raises(RunError, match=rf"run.toml was edited: train.{name} is {value}, and the run began with"):
+        resume("mine")
+    settings.write_text(before)
+    assert resume("mine").state == "finished"

@@ -447,6 +447,6 @@ def test_a_small_file_of_weights_does_not_fill_memory(ours: Embedder, tmp_path: 
 
 def test_more_blocks_than_tensors_are_refused_before_they_are_built(ours: Embedder, tmp_path: Path) -> None:
     folder = save_own(ours, tmp_path / "model")
-    change_json(folder / "config.json", "model", "image_layers", value=10**9)
-    with pytest.raises(LapclipError, match=r"1,000,000,\d+ blocks"):
+    change_json(folder / "config.json", "model", "image_layers", value=10**5)
+    with pytest.raises(LapclipError, match=r"100,\d+ blocks"):
         load_torch(folder)

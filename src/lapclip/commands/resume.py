@@ -120,6 +120,7 @@ def resume(
             run.clear_stop()  # first of all: a request made from now on is meant for this process
         if run.last_state() == "finished":
             raise RunError(f"{run.path} is finished; there is nothing to resume.", hint=command("eval", run.typed))
+        check_unedited(run, saved)
         note_job(run)
         try:
             setup = set_up_again(run, saved, callbacks.data_progress, ranks)
@@ -137,6 +138,23 @@ def resume(
             del setup  # so that what a fallback replaces is gone
             share_run(training)
             return run_to_end(training, signals, began, laps, callbacks)
+
+
+UNCHANGEABLE = ("batch_size", "steps", "epochs", "learning_rate", "seed", "loss", "optimizer")
+"""Settings of `train` that decide what is learned, and that people edit in run.toml."""
+
+
+def check_unedited(run: Run, saved: dict[str, Any]) -> None:
+    """Refuse to resume where run.toml was edited such that another model would be learned."""
+    began = next((event for event in read_events(run.events) if event.get("type") == "started"), {})
+    before, now = mapping(mapping(began.get("config")).get("train")), mapping(saved.get("train"))
+    for name in UNCHANGEABLE:
+        if name in before and name in now and before[name] != now[name]:
+            raise RunError(
+                f"{run.settings} was edited: train.{name} is {now[name]!r}, and the run began with {before[name]!r}.",
+                hint=f"train.{name} = {before[name]!r} there to go on, or a new run: "
+                f"{run.train_again(f'train.{name}={now[name]}')}",
+            )
 
 
 def writer_invited() -> int | None:
