@@ -412,6 +412,20 @@ def parse_settings(settings: list[str]) -> Layer:
     return Layer("--set", values)
 
 
+# Flags of `lapclip train`, and arguments of `lapclip.train`, that are short for a setting.
+SETTING_FLAGS = {
+    "device": "train.device",
+    "batch_size": "train.batch_size",
+    "epochs": "train.epochs",
+    "lr": "train.learning_rate",
+}
+
+
+def flag_settings(flags: Mapping[str, str | float | None]) -> list[str]:
+    """Return flags as settings. They are laid over `--set`, so a flag wins."""
+    return [f"{SETTING_FLAGS[name]}={value}" for name, value in flags.items() if value is not None]
+
+
 def minutes_layer(minutes: float | None) -> Layer:
     """What --minutes asks for."""
     if minutes is not None and minutes <= 0:

@@ -173,6 +173,10 @@ VALUES = {
     "teacher": "mine",
     "recipe": "seed",
     "settings": "train.seed=3",
+    "device": "cpu",
+    "batch_size": "32",
+    "epochs": "3",
+    "lr": "0.001",
 }
 
 
@@ -186,7 +190,7 @@ def test_every_flag_of_train_arrives_in_the_background(
     for name, parameter in inspect.signature(train_command).parameters.items():
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or name in ("common", "reserved", *NOT_THERE):
             continue
-        flag = {"start": "--from", "settings": "--set"}.get(name, f"--{name}")
+        flag = {"start": "--from", "settings": "--set"}.get(name, f"--{name.replace('_', '-')}")
         arguments += [flag] if parameter.default is False else [flag, VALUES.get(name, "some words")]
     arguments[arguments.index("--name") + 1] = "chosen"
     given = in_background(arguments, monkeypatch)

@@ -319,3 +319,19 @@ def test_check_and_train_agree_on_what_is_too_much(tmp_path: Path, empty_cache: 
 def test_towers_that_a_setting_names_are_not_fetched_to_estimate(tmp_path: Path) -> None:
     config, recipe = settings_for(str(tmp_path), None, ["model.image_from=timm:resnet18"])
     assert (config.model.image_from, recipe) == ("", "photos")
+
+
+def test_a_note_about_copies_names_few_of_them(tmp_path: Path) -> None:
+    """A JSON list beside images/ in which eight drawings are repeated and lie in both splits."""
+    (tmp_path / "images").mkdir()
+    rows = []
+    for at in range(120):
+        name, split = f"img_{at:03}", "val" if at % 10 == 0 else "train"
+        (tmp_path / "images" / f"{name}.png").write_bytes(encoded(scene(at % 8), comment=name))
+        rows.append({"image_id": name, "caption": f"sample {at}", "category": f"c{at % 8}", "split": split})
+    (tmp_path / "captions.json").write_text(json.dumps(rows))
+    notes = load_data(DataConfig(source=str(tmp_path)), 32).notes
+    (copies,) = [note for note in notes if "in two splits" in note]
+    assert 0 < copies.count(" = ") <= 3
+    assert copies.count(".") <= 2 * 3
+    assert all(len(note) < 300 for note in notes)

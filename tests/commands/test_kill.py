@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from lapclip.runs.events import read_events
+
 from ..conftest import SMALL, command, lapclip, set_flags
+from ..small_runs import stop_after, train_small
 
 SETTINGS = set_flags(*SMALL, "train.steps=100", "train.checkpoint_every_seconds=0.2", "train.evaluate_every_epochs=20")
 
@@ -32,7 +38,7 @@ def wait_for_step(folder: Path, number: int, process: subprocess.Popen[str]) -> 
     limit = time.monotonic() + 90
     while time.monotonic() < limit and process.poll() is None:
         found = list(folder.glob("runs/*/events.jsonl"))
-        if found and f'"step":{number},"epoch"' in found[0].read_text():
+        if any(f'"step":{number},"epoch"' in path.read_text() for path in found):
             return
         time.sleep(0.02)
     output, errors = process.communicate(timeout=60)
@@ -90,6 +96,66 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: int, statu
     assert (tmp_path / "runs/mine/checkpoints" / f"step-{last['step']:08d}").is_dir()
 
 
+def wait_on_terminal(folder: Path, number: int, terminal: int) -> None:
+    """Wait for a step of a process that writes to a terminal, which has to be read or it would block."""
+    os.set_blocking(terminal, False)
+    limit = time.monotonic() + 90
+    while not any(event.get("step") == number for event in read_events(folder / "runs/mine/events.jsonl")):
+        assert time.monotonic() < limit
+        with suppress(BlockingIOError):
+            os.read(terminal, 1 << 16)
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGHUP")
+@pytest.mark.parametrize("again", [False, True])
+def test_closing_the_terminal_saves(here: Path, again: bool) -> None:
+    """The process leads a session on a real terminal, which is closed under it."""
+    import fcntl
+    import pty
+    import termios
+
+    arguments = ["train", "--name", "mine", *SETTINGS]
+    if again:
+        train_small("train.steps=100", name="mine", callbacks=stop_after(3))
+        arguments = ["resume", "mine"]
+    terminal, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command(*arguments),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    wait_on_terminal(here, 10, terminal)
+    os.close(terminal)
+    assert process.wait(60) == 128 + signal.SIGHUP
+    last = events(here)[-1]
+    assert (last["type"], last["reason"]) == ("stopped", "SIGHUP")
+    assert (here / "runs/mine/checkpoints" / f"step-{last['step']:08d}").is_dir()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGHUP")
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    def ignore_hangups() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    process = subprocess.Popen(
+        command("train", "--name", "mine", *SETTINGS),
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=ignore_hangups,
+        text=True,
+    )
+    wait_for_step(tmp_path, 3, process)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(90) == 0
+    assert events(tmp_path)[-1]["type"] == "finished"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT to send to another process")
 def test_an_interrupt_while_images_are_drawn_says_so(tmp_path: Path) -> None:
     process = start(tmp_path, "train", "--set", "model.name=tiny", "--set", "data.seed=77")
@@ -115,3 +181,31 @@ def test_a_second_process_on_a_run_is_refused_and_stop_ends_the_first(here: Path
     again = lapclip("stop", "mine")
     assert again.returncode == 2
     assert "is not running; it is stopped" in again.stderr
+
+
+def test_commands_without_a_name_take_the_newest_run_that_fits(here: Path, trained: Path) -> None:
+    train_small("train.steps=40", name="older", callbacks=stop_after(3))
+    process = start(here, "train", "--name", "going", *SETTINGS, "--set", "train.steps=100000")
+    wait_for_step(here, 10, process)  # the other run has not come so far
+    shutil.copytree(trained, here / "runs/done")
+    future = time.time() + 60
+    os.utime(here / "runs/done/run.toml", (future, future))  # the newest
+    watched = lapclip("watch", "--once")
+    assert "> going" in watched.stdout  # the one in focus
+    stopped = lapclip("stop", "--json")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "Stopping runs/going." in stopped.stderr.replace("\\", "/")
+    assert json.loads(stopped.stdout)["state"] == "stopped"
+    assert process.wait(30) == 0
+    nothing = lapclip("stop")
+    assert nothing.returncode == 2
+    assert "No run is running" in nothing.stderr
+    shutil.rmtree(here / "runs/going")
+    resumed = lapclip("resume", "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "Resuming runs/older." in resumed.stderr.replace("\\", "/")
+    assert json.loads(resumed.stdout)["state"] == "finished"
+    for arguments in (["resume"], ["resume", "--background"]):
+        nothing = lapclip(*arguments)
+        assert nothing.returncode == 2
+        assert "There is nothing to resume" in nothing.stderr

@@ -27,7 +27,7 @@ from lapclip.commands import resume as resuming
 from lapclip.commands import train as training
 from lapclip.commands import tune as tuning
 from lapclip.commands.run_setup import Callbacks
-from lapclip.config import recipe_for, recipe_from_nothing
+from lapclip.config import flag_settings, recipe_for, recipe_from_nothing
 from lapclip.errors import ConfigError, RunBusy
 from lapclip.machine.ranks import under_torchrun
 from lapclip.machine.torch_settings import compute_in_float32, plain_thread, torch_kept
@@ -82,6 +82,10 @@ def train(
     name: str | None = None,
     start: Model | None = None,
     teacher: Model | None = None,
+    device: str | None = None,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+    lr: float | None = None,
     ask: str | Sequence[str] = (),
     polite: bool = False,
     settings: Settings | None = None,
@@ -115,6 +119,9 @@ def train(
         The model to go on from: a run, published weights, a short name that `lapclip models` lists.
     teacher
         A model that this one learns from, too.
+    device, batch_size, epochs, lr
+        Short for the settings `train.device`, `train.batch_size`, `train.epochs` and `train.learning_rate`; they win
+        over `settings`.
     ask
         Captions of your own to follow while it learns.
     polite
@@ -149,7 +156,8 @@ def train(
         asked = asked_settings(data, settings, shown.data_progress if shown else None, start=start_name)
         named = *start_setting(start_name), *teacher_setting(teacher_name)  # they win over a whole run's settings
         chosen = recipe_for(asked.get("data.source"), recipe, start_name)
-        given, following = [*as_texts(asked | own), *named], _callbacks(shown, listener)
+        flags = flag_settings({"device": device, "batch_size": batch_size, "epochs": epochs, "lr": lr})
+        given, following = [*as_texts(asked | own), *named, *flags], _callbacks(shown, listener)
         with held(asked):
             outcome = training.train(chosen, given, minutes, name, following)
     return _ended(outcome)
@@ -163,7 +171,7 @@ def resume(
     Parameters
     ----------
     run
-        A run's name or folder, or a `TrainingRun`; without one, the newest.
+        A run's name or folder, or a `TrainingRun`; without one, the newest that is not finished.
     callbacks, progress
         As for `lapclip.train`.
     """

@@ -93,8 +93,10 @@ def main(arguments: list[str] | None = None) -> None:
         parts = (error.message, hint)  # names in them may hold a line break
         status = _report(2, "\n".join(printable(part) for part in parts if part), as_json and not again, debug)
     except CycloptsError as error:
-        command = f"{arguments[0]} " if arguments and arguments[0] in app else ""
-        status = _report(2, f"{str(error).strip()}\nTry: lapclip {command}--help", as_json, debug)
+        from lapclip.cli.hints import explain
+
+        message, hint = explain(error, arguments)
+        status = _report(2, f"{printable(message)}\nTry: {printable(hint)}", as_json, debug)
     except KeyboardInterrupt as interrupt:
         status = _report(interrupts.exit_status(), str(interrupt) or "Interrupted.", as_json, debug)
     except BrokenPipeError:  # whoever read has gone away, as `| head` does; the rest goes nowhere, without a word

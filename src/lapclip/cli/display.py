@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -120,7 +121,14 @@ class Display:
         self._show_status(f"measuring this machine: {what}")
 
     def __call__(self, event: Event) -> None:
-        """Called with each event of the run."""
+        """Show an event of the run. A terminal that was just closed must not end it: SIGHUP, which saves, follows."""
+        try:
+            self._show(event)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+
+    def _show(self, event: Event) -> None:
         self._end_status()
         if self._lines:
             if not isinstance(event, events.Finished):  # its scores follow as a table

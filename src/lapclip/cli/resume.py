@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -35,7 +36,7 @@ def resume(
     Parameters
     ----------
     run
-        The run's name; without one, the newest.
+        The run's name; without one, the newest that is not finished.
     background
         Return at once; the run goes on without this terminal. Example: lapclip resume --background
     machines
@@ -58,6 +59,12 @@ def resume(
         lines = [f"{found.path} goes on in the background.", f"Next: {typed(command('watch', found.typed))}"]
         emit({"run": str(found.path), "name": found.name, "state": "starting"}, lines, common)
         return 0
+    if run is None and not under_torchrun():
+        from lapclip.runs.folder import find_unfinished_run
+
+        unfinished = find_unfinished_run(None)
+        run = unfinished.typed
+        print(f"Resuming {unfinished.path}.", file=sys.stderr)
     with loading():
         from lapclip.commands.resume import resume as resume_run
         from lapclip.commands.resume import take_part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from rich.console import Console
@@ -27,12 +28,14 @@ def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
     Parameters
     ----------
     run
-        The run's name; without one, the newest.
+        The run's name; without one, the newest that is running.
     """
-    from lapclip.runs.folder import find_run
+    from lapclip.runs.folder import find_active_run
     from lapclip.runs.heartbeat import read_beat
 
-    found = find_run(run)
+    found = find_active_run(run)
+    if run is None:
+        print(f"Stopping {found.path}.", file=sys.stderr)
     if found.state != "starting":
         found.read_settings()
     if found.state not in ("running", "starting"):

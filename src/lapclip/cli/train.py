@@ -17,7 +17,7 @@ from lapclip.cli.eval import recall_table, short_question_lines, start_lines
 from lapclip.cli.join import TogetherDisplay, check_machines, own_arguments
 from lapclip.cli.model import have_model
 from lapclip.cli.output import ARGUMENTS, Common, emit, source_setting, typed
-from lapclip.config import recipe_for
+from lapclip.config import flag_settings, recipe_for
 from lapclip.errors import ConfigError
 from lapclip.evaluation import note_on_chance, note_on_few
 from lapclip.suggest import command, train_command
@@ -37,6 +37,10 @@ def train(
     minutes: float | None = None,
     name: str | None = None,
     teacher: str | None = None,
+    device: str | None = None,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+    lr: float | None = None,
     background: Annotated[bool, Parameter(negative="")] = False,
     after: str | None = None,
     polite: Annotated[bool, Parameter(negative="")] = False,
@@ -62,7 +66,7 @@ def train(
     - `lapclip train photos/ --recipe photos`
     - `lapclip train photos/ --from runs/heads`
     - `lapclip train --minutes 2 --name quick`
-    - `lapclip train --recipe seed --set train.epochs=3`
+    - `lapclip train --recipe seed --epochs 3`
     - `lapclip train --background --polite`
     - `lapclip train photos/ --recipe distil --teacher heads`
     - `lapclip train photos/ --machines 2`
@@ -86,6 +90,14 @@ def train(
     teacher
         A model that this one learns from, too: a run, a model folder, or an .npz file of embeddings. Example: lapclip
         train photos/ --teacher runs/heads
+    device
+        Where to train: auto, cpu, cuda, mps or xpu. Short for --set train.device. Example: lapclip train --device cuda
+    batch_size
+        Pairs that are compared at once. Short for --set train.batch_size. Example: lapclip train --batch-size 64
+    epochs
+        Passes over the training images. Short for --set train.epochs. Example: lapclip train --epochs 3
+    lr
+        The highest learning rate. Short for --set train.learning_rate. Example: lapclip train --lr 1e-3
     background
         Return at once; the run goes on without this terminal. Example: lapclip train --background
     after
@@ -96,7 +108,8 @@ def train(
     ask
         A caption of your own to follow while it learns; may be repeated. Example: lapclip train --ask "a red cat"
     settings
-        Change a setting of the recipe; may be repeated. Example: lapclip train --set train.batch_size=64
+        Change a setting of the recipe; may be repeated. A flag wins over it. Example: lapclip train --set
+        train.warmup=0.2
     yes
         Fetch a published model without asking. Example: lapclip train photos/ --from vit-b-32-laion2b --yes
     machines
@@ -124,7 +137,8 @@ def train(
             have_model(model, yes=yes)
         own = *["work.polite=true"] * polite, *[f"work.ask={'|'.join(ask)}"] * bool(ask)
         named = *source_setting(data), *start_setting(start), *teacher_setting(teacher)
-        return recipe_for(data, recipe, start), (*named, *settings, *own)
+        flags = flag_settings({"device": device, "batch_size": batch_size, "epochs": epochs, "lr": lr})
+        return recipe_for(data, recipe, start), (*named, *settings, *flags, *own)
 
     if under_torchrun():
         return _train_together(asked, minutes, name, common)

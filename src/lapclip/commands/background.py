@@ -12,7 +12,7 @@ from lapclip.errors import RunError
 from lapclip.machine.facts import python
 from lapclip.paths import open_own
 from lapclip.progress import Status
-from lapclip.runs.folder import RUNS, Run, find_run, is_reserved, reserve_run
+from lapclip.runs.folder import RUNS, Run, find_run, find_unfinished_run, is_reserved, reserve_run
 from lapclip.runs.heartbeat import beat_of, write_beat
 
 CHECK_EVERY = 1.0
@@ -38,7 +38,7 @@ def train_in_background(arguments: Sequence[str], recipe: str, name: str | None)
 
 def resume_in_background(arguments: Sequence[str], name: str | None) -> Run:
     """Start the process in the background for a `lapclip resume` with these arguments, as `train_in_background`."""
-    run = find_run(name)
+    run = find_unfinished_run(name)
     run.check_links()
     run.read_settings()
     if run.state in ("running", "finished"):

@@ -63,7 +63,7 @@ from lapclip.paths import temporary_folder
 from lapclip.progress import DataProgress
 from lapclip.runs import events
 from lapclip.runs.events import mapping, read_events
-from lapclip.runs.folder import Run, find_run, run_of_job
+from lapclip.runs.folder import Run, find_unfinished_run, run_of_job
 from lapclip.runs.heartbeat import read_beat
 from lapclip.suggest import command
 from lapclip.text import counted
@@ -104,10 +104,12 @@ def take_part(begin: Callable[[Ranks], Outcome], callbacks: Callbacks = Callback
 def resume(
     name: str | None, callbacks: Callbacks = Callbacks(), *, detached: bool = False, ranks: Ranks = ALONE
 ) -> Outcome:
-    """Go on with a run; without a name, with the newest. For a `detached` process an earlier request to stop was
-    forgotten before it was started: one that is there is meant for it."""
+    """Resume a run; without a name, the newest that is unfinished.
+
+    For a `detached` process, earlier requests to stop were removed before it started: one that is there is for it.
+    """
     began, laps = time.perf_counter(), Laps()
-    run = find_run(name)
+    run = find_unfinished_run(name)
     beat = read_beat(run.job)
     if run.is_between_starts and beat is not None and beat.process not in (os.getpid(), os.getppid()):
         raise RunBusy(

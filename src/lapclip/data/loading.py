@@ -357,14 +357,22 @@ def _about_splits(
     count = f"{sum(map(len, several)):,} of {len(used):,} images have a copy, exact or near"
     across = [members for members in several if len({splits[at] for at in members}) > 1]
     if across:
-        shown = [" = ".join(f"{table.rows[at].image.name} ({splits[at]})" for at in members) for members in across]
+        examples = [_name_one_of_each_split(table, splits, members) for members in across]
         return f"{rule}; {count}, {len(across):,} of them in two splits", (
-            f"{counted(len(across), 'image')} in two splits, exactly or nearly, as the data itself names them, so "
-            f"scores come out too good: {some([printable(text) for text in shown])}; lapclip data check shows more"
+            f"{counted(len(across), 'image')} in two splits of the data, exactly or nearly, so scores come out too "
+            f"good: {some(examples)}; lapclip data check shows more"
         )
     if several and drawn:
         return f"{rule}; {count}, all on one side", f"{count}: splits are drawn by content, so each is on one side"
     return rule, ""
+
+
+def _name_one_of_each_split(table: Table, splits: Sequence[str], members: Sequence[int]) -> str:
+    """Return the first of several copies of an image in each split that has one."""
+    first: dict[str, str] = {}
+    for at in members:
+        first.setdefault(splits[at], f"{printable(table.rows[at].image.name)} ({splits[at]})")
+    return " = ".join(first.values())
 
 
 def _left_out_twins(names: Sequence[str]) -> str:

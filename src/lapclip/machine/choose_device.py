@@ -66,7 +66,7 @@ def choose_device(asked: str, setting: str = "train.device") -> tuple[Device, st
     """The device to train on, and why."""
     device = find_device(asked, setting)
     if device.is_cpu:
-        return device, "asked for" if asked == Cpu.kind else "torch finds no accelerator here"
+        return device, "asked for" if asked == Cpu.kind else "no GPU found"
     device.examine("float32", device.half)
     unfit = device.unfit()
     if asked != AUTO:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from typing import Any
 
 from lapclip.machine.facts import program
 
+_HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
 _CONTINUOUS, _SYSTEM_REQUIRED = 0x80000000, 0x00000001  # winbase.h
 _BALLOON = (
     "Add-Type -AssemblyName System.Windows.Forms, System.Drawing;"
@@ -118,7 +120,9 @@ def ends_in_order() -> Iterator[None]:
 
 
 class Signals:
-    """Turns the first SIGINT or SIGTERM into a request to stop; a second SIGINT interrupts at once.
+    """Turns the first SIGINT, SIGTERM or SIGHUP into a request to stop; a second SIGINT interrupts at once.
+
+    SIGHUP means that the terminal was closed. A process that ignores it, as under nohup, continues to ignore it.
 
     `twice` is for torchrun's processes, which it does not interrupt: Ctrl-C reaches them from the terminal, and once
     more from torchrun, which itself ends those that take longer than half a minute.
@@ -134,7 +138,10 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            if _HANGUP is not None and signal.getsignal(_HANGUP) != signal.SIG_IGN:
+                numbers.append(_HANGUP)
+            for number in numbers:
                 self._before[number] = signal.signal(number, self._receive)
         return self
 
@@ -145,4 +152,16 @@ class Signals:
     def _receive(self, number: int, _frame: object) -> None:
         if self.received and number == signal.SIGINT and not self._twice:
             raise KeyboardInterrupt
+        if number == _HANGUP:
+            _drop_terminal()
         self.received = number
+
+
+def _drop_terminal() -> None:
+    """Send output to nowhere, because writing to a closed terminal fails. Output into files continues."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        with suppress(OSError):
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                os.dup2(nowhere, descriptor)
+    os.close(nowhere)

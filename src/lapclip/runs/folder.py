@@ -487,6 +487,30 @@ def find_run(name: str | None) -> Run:
     raise RunError(f"No run called {name} in {RUNS.absolute()}. {detail}", hint="lapclip runs")
 
 
+def find_active_run(name: str | None) -> Run:
+    """Return the named run or, without a name, the newest run that a process works on."""
+    if name is not None:
+        return find_run(name)
+    newest = find_run(None)
+    for run in reversed(all_runs()):
+        if run.state in ("running", "starting"):
+            return run
+    raise RunError(f"No run is running; the newest, {newest.path}, is {newest.state}.", hint="lapclip runs")
+
+
+def find_unfinished_run(name: str | None) -> Run:
+    """Return the named run or, without a name, the newest run that can be resumed."""
+    if name is not None:
+        return find_run(name)
+    newest = find_run(None)
+    for run in reversed(all_runs()):
+        if run.settings.exists() and run.state in ("stopped", "died", "failed"):
+            return run
+    raise RunError(
+        f"There is nothing to resume; the newest run, {newest.path}, is {newest.state}.", hint="lapclip runs"
+    )
+
+
 def run_of_job(job: str) -> Run | None:
     """The newest run in this folder that a job of torchrun has worked on."""
     for run in reversed(all_runs()):

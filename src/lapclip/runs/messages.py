@@ -14,7 +14,12 @@ from lapclip.runs.trend import deciding_score, score_name
 from lapclip.text import count, duration, number, one_line, percent, printable_lines, significant
 
 NO_REASON = "no reason was given"
-STOPPED_BY = {"SIGINT": "Ctrl-C", "SIGTERM": "another program (SIGTERM)", "lapclip stop": "lapclip stop"}
+STOPPED_BY = {
+    "SIGINT": "Ctrl-C",
+    "SIGTERM": "another program (SIGTERM)",
+    "SIGHUP": "closing the terminal (SIGHUP)",
+    "lapclip stop": "lapclip stop",
+}
 """Who ended a run, by the reason that its `stopped` event gives."""
 
 

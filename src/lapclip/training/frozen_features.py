@@ -178,10 +178,10 @@ def cache_features(
     covered = []
     if images is not None:
         views = f" in {len(images)} views" if len(images) > 1 else ""
-        covered.append(f"{len(data.train):,} images{views} up to {_boundary_text(model, 'image', boundaries)}")
+        covered.append(f"{len(data.train):,} images{views}")
     if captions is not None:
         cut = f" and {len(plan.phrases):,} phrases of them" if phrases is not None else ""
-        covered.append(f"{len(plan.captions):,} captions{cut} up to {_boundary_text(model, 'text', boundaries)}")
+        covered.append(f"{len(plan.captions):,} captions{cut}")
     if maker.found:
         how = "found in the cache"
     else:
@@ -189,8 +189,8 @@ def cache_features(
         saved = (after_images - began) / len(images) if images is not None else 0.0
         saved += (after_captions - after_images) * len(data.train) / max(1, len(plan.captions)) * (captions is not None)
         took = duration(time.perf_counter() - (began if asked is None else asked))
-        how = f"computed in {took}, which saves about {duration(saved)} an epoch"
-    notes.append(f"cached what is frozen of {' and '.join(covered)}: {size_text(size)}, {how}")
+        how = f"computed once in {took}, saves about {duration(saved)} an epoch"
+    notes.append(f"features of {' and '.join(covered)}: {how} ({size_text(size)})")
     return CachedFeatures(images, captions, frozen, notes, phrases)
 
 
@@ -439,11 +439,6 @@ def _halves(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
 def _has_frozen_blocks(depth: int, first: int) -> bool:
     """Whether a tower has a frozen part that costs something: not the embedding alone."""
     return first == depth or first > 0
-
-
-def _boundary_text(model: CLIP, tower: str, boundaries: dict[str, int]) -> str:
-    depth = getattr(model, tower).depth
-    return "the head" if boundaries[tower] == depth else f"block {boundaries[tower]} of {depth}"
 
 
 def _as_array(features: Tensor) -> np.ndarray:

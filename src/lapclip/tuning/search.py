@@ -279,7 +279,7 @@ class Search:
         if self.train.device == chosen.device:
             return "asked for"
         if len(self.devices) == 1:
-            return f"{chosen.device} is what there is"
+            return only_device(chosen.device)
         rivals: dict[str, float] = {}
         for setting, _, seconds in self._known():
             rivals[setting.device] = min(seconds, rivals.get(setting.device, seconds))
@@ -348,7 +348,7 @@ class Search:
         if self.train.device != AUTO:
             return "as train.device"
         if len(self.devices) < 2:
-            return f"as train.device: {self.devices[0].kind} is what there is"
+            return f"as train.device: {only_device(self.devices[0].kind)}"
         if self.train.shards != 1:
             return "left: towers on two devices are for one process"
         rates = {device.kind: self._rates.get((device.kind, dtype), 0.0) for device in self.devices}
@@ -443,6 +443,11 @@ class Search:
         ms = None if seconds is None else seconds * 1e3
         text = f"{setting.text()}: {reason}"
         self.rejected.append({"choices": asdict(setting), "reason": text, "ms": ms, "bound": bound})
+
+
+def only_device(kind: str) -> str:
+    """Return the reason for a device that has no rival."""
+    return "no GPU found" if kind == "cpu" else f"the only device here is {kind}"
 
 
 def planned_steps(train: TrainConfig, seconds_a_step: float) -> int:
