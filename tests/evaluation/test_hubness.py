@@ -175,7 +175,9 @@ def test_a_calibration_is_kept_and_one_that_is_damaged_is_not_taken(tmp_path: Pa
     assert found.facts == calibration().facts
     assert read_calibration(path, WIDTH + 1) is None
     whole = path.read_bytes()
-    for damaged in (whole[:-10], whole[:50], b"", whole.replace(b"short_below", b"other_below")):
+    other_format = whole.replace(b'format\\": 2', b'format\\": 1')
+    assert other_format != whole
+    for damaged in (whole[:-10], whole[:50], b"", other_format, whole.replace(b"short_below", b"other_below")):
         path.write_bytes(damaged)
         assert read_calibration(path, WIDTH) is None
 
