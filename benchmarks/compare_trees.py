@@ -161,16 +161,17 @@ def compare_losses(trees: list[Tree], data: Path | None) -> dict[str, Any]:
 
 
 def write_few_photos(data: Path, path: Path) -> None:
-    """Write a table with the first photos of train and of val."""
+    """Write a table with the first photos of train and of val, and copy them beside it."""
+    (path.parent / "images").mkdir(exist_ok=True)
     rows = list(csv.DictReader((data / "captions.csv").open(encoding="utf-8", newline="")))
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["filepath", "caption", "split"])
         writer.writeheader()
         for split in ("train", "val"):
             photos = list(dict.fromkeys(row["filepath"] for row in rows if row["split"] == split))[:FEW_PHOTOS]
-            for row in rows:
-                if row["filepath"] in photos:
-                    writer.writerow({**row, "filepath": str(data.resolve() / row["filepath"])})
+            writer.writerows(row for row in rows if row["filepath"] in photos)
+            for photo in photos:
+                shutil.copy(data / photo, path.parent / photo)
 
 
 def step_losses(run: Path) -> list[float]:
