@@ -27,8 +27,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 MADE = Path(__file__).resolve().parent.parent / "tests" / "fixtures" / "before_house"
 """Runs, an index and exports that an earlier release made: real files, and small ones."""
@@ -346,10 +349,25 @@ def read_a_recipe(folder: Path, data: bytes) -> bool:
     return True
 
 
+@cache
+def an_index() -> Path:
+    """Return the folder of an index of eight images, made once."""
+    from lapclip.searching.index import Entry, Index
+
+    folder = Path(tempfile.mkdtemp()) / "index"
+    index = Index(folder)
+    index.open()
+    index.begin("model", 8)
+    rows = index.append(np.eye(8, dtype=np.float32))
+    index.put(Entry(0, f"{row}.png", 100, 1, digest=f"{row:032x}", width=64, height=64, row=row) for row in rows)
+    index.close()
+    return folder
+
+
 def read_index(folder: Path, data: bytes) -> bool:
     from lapclip.searching.index import Index
 
-    index = Index(put(folder, MADE / "index", data))
+    index = Index(put(folder, an_index(), data))
     try:
         thrown_away = index.open()
         made_by = index.about("model") or ""
@@ -394,7 +412,7 @@ FORMATS = {
     "onnx folder": Format(lambda: files_in(onnx_folder()), read_onnx, named=True),
     "run.toml": Format(lambda: [(a_run() / "run.toml").read_bytes()], read_run),
     "recipe": Format(recipes, read_a_recipe),
-    "search index": Format(lambda: files_in(MADE / "index"), read_index, named=True),
+    "search index": Format(lambda: files_in(an_index()), read_index, named=True),
     "checkpoint": Format(lambda: files_in(a_run() / "checkpoints"), read_checkpoint, named=True),
 }
 

@@ -1,4 +1,4 @@
-"""Runs, an index and exports that were made before the house was rebuilt still resume, are searched and load.
+"""Runs and exports that were made before the house was rebuilt still resume and load.
 
 `tests/fixtures/before_house/make_fixtures.py` says how they were made, by which commit, and what lies where. Nothing
 here is to be made anew by later code: where a test fails, what people have on their disks is broken.
@@ -6,16 +6,12 @@ here is to be made anew by later code: where a test fails, what people have on t
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import platform
 import re
 import shutil
-import sqlite3
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +20,7 @@ import pytest
 import torch
 
 import lapclip
-from lapclip.embedder import OnnxEmbedder, load_torch
-from lapclip.fingerprint import weights_digest
-from lapclip.searching.search_model import open_search_model
+from lapclip.embedder import load_torch
 from lapclip.training.teacher import TeacherModel
 
 from .conftest import lapclip as command
@@ -56,26 +50,16 @@ def same_processor() -> bool:
 
 @pytest.fixture
 def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder as the old code left it, with the index where the old code kept it."""
+    """The current folder as the old code left it."""
     shutil.copytree(MADE / "saved", tmp_path / "runs")
     for name in ("pictures", "exported"):
         shutil.copytree(MADE / name, tmp_path / name)
     shutil.copy(MADE / "stub_tower.py", tmp_path)
-    modified = expected("search")["modified"]
-    for path in (tmp_path / "pictures").iterdir():
-        os.utime(path, ns=(modified, modified))
-    shutil.copytree(MADE / "index", index_place(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # for stub_tower
     monkeypatch.setenv("LAPCLIP_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("LAPCLIP_TRUST", "stub_tower:stub")
     return tmp_path
-
-
-def index_place(folder: Path) -> Path:
-    """Where the old code kept the index of `pictures` in a folder: this is its rule, written down once more."""
-    real = os.path.normcase(os.path.realpath(folder / "pictures"))
-    return folder / "data" / "search" / f"pictures-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
 def asked(*arguments: str) -> dict[str, Any]:
@@ -111,40 +95,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_losses_it_would_have_had(before: 
     assert now == pytest.approx(losses, abs=TOLERANCE)
     assert ended["evaluation"].keys() >= then["evaluation"].keys()  # later versions add to it
     # The model that is kept may be another: among equal scores it was the latest, and is the first.
-
-
-def test_an_index_is_searched_and_not_made_again(before: Path) -> None:
-    kept = {path.name: path.read_bytes() for path in index_place(before).glob("vectors-*")}
-    assert kept
-    for search in expected("search")["searches"]:
-        found = asked(*search["arguments"])
-        assert (found["added"], found["moved"], found["removed"], found["unreadable"]) == (0, 0, 0, [])
-        assert found["indexed"] == 16
-        assert found["notes"] == []
-        then = search["results"]
-        scores = [one["score"] for one in found["results"]]
-        np.testing.assert_allclose(scores, [one["score"] for one in then], atol=1e-5)
-        if same_processor():  # elsewhere two that are all but equal may change places
-            assert [Path(one["path"]).name for one in found["results"]] == [one["path"] for one in then]
-            assert [one["number"] for one in found["results"]] == [one["number"] for one in then]
-    assert {path.name: path.read_bytes() for path in index_place(before).glob("vectors-*")} == kept
-    assert [path.name for path in index_place(before).parent.iterdir()] == [index_place(before).name]
-
-
-def test_an_index_and_an_export_know_their_model_by_its_new_fingerprint(before: Path) -> None:
-    model = load_torch("runs/finished")
-    with closing(sqlite3.connect(index_place(before) / "pictures.db")) as database:
-        recorded = "SELECT value FROM about WHERE name = 'model'"
-        assert len(database.execute(recorded).fetchone()[0]) == 32
-        asked(*expected("search")["searches"][0]["arguments"])
-        assert database.execute(recorded).fetchone()[0] == model.image_fingerprint()
-    shutil.copytree("exported/onnx-int8", "runs/finished/exported/onnx-int8")
-    about = json.loads(Path("runs/finished/exported/onnx-int8/lapclip.json").read_text(encoding="utf-8"))
-    assert about["made_from"] == weights_digest(model.model)
-    about["check"] |= {"passed": True, "recall_after": 1.0, "busy": ""}
-    about["check"]["latency"] = [{"tower": "image", "batch": 32, "ratio": 2.0}]
-    Path("runs/finished/exported/onnx-int8/lapclip.json").write_text(json.dumps(about), encoding="utf-8")
-    assert isinstance(open_search_model("finished", "cpu").model, OnnxEmbedder)
 
 
 def test_a_run_knows_the_teacher_that_it_recorded(before: Path) -> None:

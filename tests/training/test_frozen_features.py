@@ -129,9 +129,9 @@ def test_features_are_found_again_and_made_anew_when_the_weights_change(here: Pa
     train_small("first", *settings)
     train_small("second", *settings, "train.learning_rate=1e-4")
     train_small("third", *settings, "model.image_taps=2")
-    assert "computed in" in notes("first")
+    assert "computed once" in notes("first")
     assert "found in the cache" in notes("second")
-    assert "computed in" in notes("third")
+    assert "computed once" in notes("third")
 
 
 def test_features_are_made_anew_when_photos_are_seen_otherwise(here: Path, towers: list[str]) -> None:
@@ -141,7 +141,7 @@ def test_features_are_made_anew_when_photos_are_seen_otherwise(here: Path, tower
     for name, seen in {"first": "shortest", "again": "shortest", "other": "squash"}.items():
         train_small(name, *settings, f"model.resize={seen}")
     assert "found in the cache" in notes("again")
-    assert "computed in" in notes("other")
+    assert "computed once" in notes("other")
     assert losses("other") != losses("first")
 
 
@@ -153,7 +153,7 @@ def test_features_are_made_anew_when_equal_weights_compute_otherwise(here: Path,
     about["model"]["activation"] = "quick_gelu"
     Path("mine/config.json").write_text(json.dumps(about))
     train_small("other", *settings)
-    assert "computed in" in notes("other")
+    assert "computed once" in notes("other")
     assert losses("other") != losses("first")
 
 
@@ -276,7 +276,7 @@ def test_a_recipe_spares_weights_that_stand_less_than_pretrained_towers(here: Pa
 
 def test_the_recipe_follows_from_how_many_images_there_are(here: Path, trained: Path) -> None:
     outcome = train("auto", [*COMMON, f"train.start={trained}"], name="chosen")
-    assert "recipe heads for 64 images: so few would only be learnt by heart" in notes("chosen")
+    assert "recipe heads for 64 images: with so few, only the heads are trained" in notes("chosen")
     assert outcome.state == "finished"
 
 

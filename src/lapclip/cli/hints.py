@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cyclopts.exceptions import CycloptsError, UnknownOptionError, UnusedCliTokensError
+from cyclopts.exceptions import CycloptsError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
 from lapclip.config import locate
 from lapclip.errors import ConfigError
@@ -63,7 +63,8 @@ OTHER_FLAGS = {
 def explain(error: CycloptsError, arguments: Sequence[str]) -> tuple[str, str]:
     """Return what is wrong with a command line, and what to try."""
     name = ""
-    if arguments and not arguments[0].startswith("-"):
+    is_known_command = not isinstance(error, UnknownCommandError)
+    if is_known_command and arguments and not arguments[0].startswith("-"):
         name = arguments[0]
     message = str(error).strip()
     hint = f"lapclip {name} --help" if name else "lapclip --help"
