@@ -6,7 +6,7 @@ Embeds the split val of the data once per run: at least 1,000 photos, of which t
 Then draws 26, 100 and 300 photos with all their captions, predicts the R@1 among 1,000 from each
 draw, and counts the intervals that hold the R@1 among all 1,000. Without --data it takes flickr8k
 in the folder LAPCLIP_TEST_DATA, or the data of the run where that is not set. The last line is
-JSON, the exit status 1 if fewer than 90 % of the intervals hold or one is too wide.
+JSON, the exit status 1 if fewer than 90 % of the intervals hold or are narrow enough.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lapclip.evaluation.ranks import ranks
 from lapclip.evaluation.recall_estimate import REFERENCE_CANDIDATES, estimate_recall
 
 WIDEST = {26: 0.30, 100: 0.18, 300: 0.12}  # candidates: greatest width of an interval
-LEAST_HELD = 0.9
+MIN_SHARE = 0.9  # of the draws that must hold, and be narrow enough
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Check:
     draws: int
     mean_width: float
     widest: float
+    too_wide: int
     mean_prediction: float
 
 
@@ -72,10 +73,10 @@ def main() -> int:
             checks.append(check(run, everything, candidates, seeds))
             print(describe(checks[-1]), flush=True)
     held, draws = sum(each.held for each in checks), sum(each.draws for each in checks)
-    narrow = all(each.widest <= WIDEST[each.candidates] for each in checks)
-    print(f"held in {held} of {draws}; every interval narrow enough: {narrow}")
+    narrow = draws - sum(each.too_wide for each in checks)
+    print(f"held in {held} of {draws}; narrow enough in {narrow}")
     print(json.dumps([asdict(each) for each in checks]))
-    return 0 if narrow and held >= LEAST_HELD * draws else 1
+    return 0 if min(narrow, held) >= MIN_SHARE * draws else 1
 
 
 def default_data() -> str | None:
@@ -109,8 +110,17 @@ def check(run: str, everything: Embeddings, candidates: int, seeds: range) -> Ch
         widths.append(high - low)
         predictions.append(estimate.recall)
     mean_width, mean_prediction = float(np.mean(widths)), float(np.mean(predictions))
-    widest = float(max(widths))
-    return Check(run, candidates, truth, held, len(seeds), mean_width, widest, mean_prediction)
+    return Check(
+        run=run,
+        candidates=candidates,
+        truth=truth,
+        held=held,
+        draws=len(seeds),
+        mean_width=mean_width,
+        widest=float(max(widths)),
+        too_wide=sum(width > WIDEST[candidates] for width in widths),
+        mean_prediction=mean_prediction,
+    )
 
 
 def describe(result: Check) -> str:
@@ -118,7 +128,7 @@ def describe(result: Check) -> str:
         f"{result.run}, {result.candidates} candidates: {result.held} of {result.draws} intervals "
         f"hold {result.truth:.1%}, mean prediction {result.mean_prediction:.1%}, "
         f"width {100 * result.mean_width:.1f} points (widest {100 * result.widest:.1f}, "
-        f"limit {100 * WIDEST[result.candidates]:.0f})"
+        f"{result.too_wide} over the limit of {100 * WIDEST[result.candidates]:.0f})"
     )
 
 
