@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -341,7 +341,7 @@ def features(wanted: argparse.Namespace) -> Iterator[Result]:
                     shutil.rmtree(hosts.folder(host) / "cache", ignore_errors=True)
                 typed = time.time()
                 (events,) = until(hosts, lines, [run_of(hosts)], lambda events: bool(events))
-                seconds[side].append(feature_seconds(events[0]["notes"]))
+                seconds[side].append(feature_seconds(events[0]["reasons"]))
                 begun[side].append(events[0]["time"] - typed)
                 shutil.rmtree(run_of(hosts))
     one, two = (statistics.median(seconds[side]) for side in ("alone", "together"))
@@ -355,12 +355,13 @@ def features(wanted: argparse.Namespace) -> Iterator[Result]:
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
-def feature_seconds(notes: Sequence[str]) -> float:
-    """How long a run says that computing features took."""
-    for note in notes:
-        if found := re.search(r"computed in ([^,]+),", note):
-            return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+) (s|min|h)\b", found[1]))
-    raise Ended(f"no features were computed: {notes}")
+def feature_seconds(reasons: Mapping[str, str]) -> float:
+    """Return how long a run says that computing features took."""
+    summary = reasons.get("train.features", "")
+    found = re.search(r"computed once in ([^,]+),", summary)
+    if found is None:
+        raise Ended(f"no features were computed: {summary}")
+    return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+) (s|min|h)\b", found[1]))
 
 
 @row

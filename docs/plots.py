@@ -169,7 +169,7 @@ def how_hard() -> str:
 
 def probed_and_trained() -> str:
     """What `lapclip probe` predicted, and what training gave."""
-    rows = table("probe.md", "| towers | closed form")
+    rows = table("probe.md", "| towers | linear fit")
     predicted = [Point(at - 0.08, value(row[2])) for at, row in enumerate(rows)]
     trained = []
     for at, row in enumerate(rows):

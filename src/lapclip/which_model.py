@@ -180,7 +180,7 @@ def published_for_here() -> PublishedModel | None:
 
 def for_photos(again: str = "--model") -> str:
     """What to try where there is no model that knows photos; `again` is the command up to the model's name."""
-    trained = "lapclip train PHOTOS_WITH_CAPTIONS --recipe heads"
+    trained = "lapclip train PHOTOS_WITH_CAPTIONS"
     if (best := published_for_here()) is None:
         return trained
     fetched = "which is here" if best.in_cache else f"{size(best.bytes)} to fetch once"

@@ -83,7 +83,7 @@ def test_what_is_done_to_images_is_said_by_its_name(capsys) -> None:
     for total, what in ((7000, "packing"), (7000, "packing"), (90, "packing"), (90, "the teacher embeds images")):
         plain.data_progress(50, total, what)
     said = capsys.readouterr().err.splitlines()
-    assert said == ["packing 7,000 images, once", "packing 90 images, once", "the teacher embeds 90 images, once"]
+    assert said == ["packing images: 7,000", "packing images: 90", "the teacher embeds images: 90"]
 
 
 def test_what_is_counted_has_a_bar_or_a_line_now_and_then(capsys) -> None:

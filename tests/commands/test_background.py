@@ -309,7 +309,7 @@ WHY, HINT = "No captions found in photos/. Expected captions.csv.", "lapclip dat
 
 @pytest.mark.parametrize("more", [[], ['{"error": "the same for scripts"}']])
 def test_a_run_that_was_refused_says_why_everywhere(here: Path, more: list[str]) -> None:
-    run = refused("mine", "drawing 64 images, once", WHY, f"Try: {HINT}", *more)
+    run = refused("mine", "drawing images: 64", WHY, f"Try: {HINT}", *more)
     assert run.state == "failed"
     for command in ("resume", "eval", "stop"):
         done = lapclip(command, "mine")
@@ -329,7 +329,7 @@ def test_a_run_that_was_refused_says_why_everywhere(here: Path, more: list[str])
 
 
 def test_a_process_that_was_killed_while_starting_gave_no_reason(here: Path) -> None:
-    reason, hint = refused("mine", "drawing 64 images, once").last_words()
+    reason, hint = refused("mine", "drawing images: 64").last_words()
     assert "without a word" in reason
     assert "drawing 64 images" in reason
     assert not hint

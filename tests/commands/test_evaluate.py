@@ -301,7 +301,7 @@ def test_images_that_the_run_learnt_from_are_counted_and_said_first(mine: Path) 
     assert "this is no test of it" in page
     lines = _tables(table)
     assert lines[1].startswith("[yellow]The model was trained on")
-    assert lines[1 + len(table["notes"])].startswith("[bold]pairs: 40 candidates")
+    assert lines[1 + len(table["notes"])].startswith("[bold]pairs: 40 images")
     assert any(line.startswith("[bold]held-out test pairs") for line in _tables(own))
     settings = mine / "run.toml"
     settings.write_text(settings.read_text(encoding="utf-8").replace("data_fingerprint", "other"), encoding="utf-8")

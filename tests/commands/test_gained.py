@@ -164,7 +164,7 @@ def test_checks_are_classes_or_captions_and_those_not_known_do_not_decide(mine: 
     assert result["checks"][0]["decides"]  # the start learnt from other scenes
     assert "scenes" in result["summary"]
     assert "things" not in result["summary"]
-    assert any(note.startswith("other: Only 8 candidates") for note in result["notes"])
+    assert any(note.startswith("other: Only 8 images") for note in result["notes"])
 
 
 def test_images_that_the_run_learnt_from_do_not_decide(mine: Path, tuned: tuple[Path, Any]) -> None:

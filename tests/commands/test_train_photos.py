@@ -120,7 +120,8 @@ def test_a_batch_made_for_more_images_becomes_as_large_as_the_data(here: Path) -
     settings = [setting for setting in TINY if "batch_size" not in setting]
     setup = run_setup.set_up("photos", [source, *settings], None)
     assert setup.config.train.batch_size == len(setup.data.train) < 12
-    assert any("there are no more training images" in note for note in setup.notes)
+    assert "no more training images" in setup.reasons["train.batch_size"]
+    assert not any("batch_size" in note for note in setup.notes)
     with pytest.raises(DataError, match=r"train\.batch_size 50 is more than"):
         run_setup.set_up("photos", [source, *settings, "train.batch_size=50"], None)
 
@@ -167,7 +168,8 @@ def test_one_of_many_equal_scores_is_marked_and_the_measure_is_named(
     log = Path("runs/run/log.txt").read_text(encoding="utf-8")
     assert log.count("best so far (mean recall ") == 1
     assert f"the model of step {outcome.best_step} is kept" in log
-    assert f"model kept    step {outcome.best_step}, the best of {outcome.steps} on held-out pairs" in summary(outcome)
+    kept = f"model kept    that of step {outcome.best_step} of {outcome.steps}, which did best on val"
+    assert kept in summary(outcome)
 
 
 def test_the_best_model_of_classes_is_the_one_that_tells_most_of_them_apart(here: Path) -> None:

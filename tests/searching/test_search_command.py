@@ -129,7 +129,7 @@ def test_a_model_that_saw_scenes_says_so(trained: Path, photos: Path) -> None:
     assert done.returncode == 0
     said = " ".join(done.stdout.split())
     assert "mine was trained on 64 images of lapclip's own drawn scenes and on no photos" in said
-    assert "--recipe heads" in said
+    assert "lapclip train PHOTOS_WITH_CAPTIONS" in said
     assert "a caption finds its own first in" in said
     elsewhere = photos.parent / "elsewhere"
     shutil.copytree(trained / "model", elsewhere)
@@ -157,7 +157,7 @@ def test_without_an_index_a_run_that_learnt_from_images_is_taken_and_then_the_on
     found = searched("more", "x")
     assert found["model"] == str(Path("runs") / "pictures")
     assert "among 240, split test" in found["why_model"]
-    assert "learnt from 64 images in my-photos" in found["said"][0]
+    assert "trained on 64 images of my-photos" in found["said"][0]
     again = searched("photos", "x")
     assert (again["model"], again["why_model"]) == (str(Path("runs") / "drawn"), "it made the index of this folder")
     assert again["added"] == 0

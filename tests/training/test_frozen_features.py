@@ -26,6 +26,7 @@ from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.machine.ranks import ALONE
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import read_events
+from lapclip.runs.messages import log_line
 from lapclip.training import frozen_features as features
 from lapclip.training.checkpoint import WEIGHTS
 from lapclip.training.frozen_features import CachedFeatures, array_path, read_array, start_heads, write_array
@@ -63,6 +64,12 @@ def notes(name: str) -> str:
     return " ".join(next(read_events(Path("runs") / name / "events.jsonl"))["notes"])
 
 
+def feature_summary(name: str) -> str:
+    """Return what a run says of the features that it computed, or nothing."""
+    started = next(read_events(Path("runs") / name / "events.jsonl"))
+    return started["reasons"].get("train.features", "")
+
+
 def train_small(name: str, *settings: str) -> Outcome:
     return train("first-run", list(settings), name=name)
 
@@ -95,9 +102,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, towers: list[str]) -> Callabl
 def test_cached_features_give_what_computing_them_each_time_gives(here: Path, towers: list[str], learns: str) -> None:
     cached = train_small("cached", *towers, *LEARNING[learns])
     plain = train_small("plain", *towers, *LEARNING[learns], "train.features=never")
-    assert "features of 64 images in 2 views" in notes("cached")
-    assert "features of" not in notes("plain")
-    assert ("phrases of them" in notes("cached")) == ("train.phrases=0.3" in LEARNING[learns])
+    assert "features of 64 images in 2 views" in feature_summary("cached")
+    assert feature_summary("plain") == ""
+    assert ("phrases of them" in feature_summary("cached")) == ("train.phrases=0.3" in LEARNING[learns])
     np.testing.assert_allclose(losses("cached"), losses("plain"), rtol=0, atol=2e-5)
     one, other = (load_file(f"runs/{name}/model/model.safetensors") for name in ("cached", "plain"))
     assert one.keys() == other.keys()
@@ -120,7 +127,7 @@ def test_the_same_of_our_own_towers(here: Path, trained: Path, learns: str) -> N
     start = [*COMMON, f"train.start={trained}", *LEARNING[learns]]
     train_small("cached", *start)
     train_small("plain", *start, "train.features=never")
-    assert "features of" in notes("cached")
+    assert "features of" in feature_summary("cached")
     np.testing.assert_allclose(losses("cached"), losses("plain"), rtol=0, atol=2e-5)
 
 
@@ -221,9 +228,19 @@ def test_heads_are_told_what_a_closed_form_reaches(here: Path, runs: Callable[[s
     found = closed_form("heads")
     assert found is not None
     assert 0 <= found["t2i_r1"] <= found["t2i_r10"] <= 1
-    assert "linear heads, fitted before training" in notes("heads")
+    assert "a linear fit of the two networks, before training" in notes("heads")
     runs("last-blocks", "more")  # what more than heads learns has no closed form
     assert closed_form("more") is None
+
+
+def test_a_run_of_heads_starts_with_few_lines(here: Path, runs: Callable[[str, str], None]) -> None:
+    runs("heads", "heads")
+    started = next(read_events(Path("runs/heads/events.jsonl")))
+    lines = log_line(started).splitlines()
+    assert len(lines) <= 6
+    assert lines[0].startswith("training on 64 images for ")
+    assert "are held out" in lines[0]
+    assert not any("features of" in line or "closed form" in line for line in lines)
 
 
 def test_a_checkpoint_holds_what_learns_and_the_model_is_whole(here: Path, runs: Callable[[str, str], None]) -> None:

@@ -72,8 +72,7 @@ class Display:
         of = work_on_data(what)
         if self._lines:
             if (what, total) != self._doing:
-                first, last = of.rsplit(" ", 1)
-                print(f"{first} {total:,} {last}, once", file=sys.stderr, flush=True)
+                print(f"{of}: {total:,}", file=sys.stderr, flush=True)
             self._doing = (what, total)
             return
         if self._doing != (what, total):

@@ -114,7 +114,7 @@ def _ending(result: dict[str, Any]) -> list[str]:
 def recall_table(evaluation: dict[str, Any], what: str = "") -> list[str]:
     """Recall both ways beside chance, with 95 % intervals of R@1, under the name of the split."""
     what = what or f"held-out {evaluation.get('split', '')} pairs".replace("  ", " ")
-    title = escape(f"{what}: {evaluation['candidates']} candidates")
+    title = escape(f"{what}: {evaluation['candidates']:,} images")
     lines = [f"[bold]{title:<39}[/bold] R@1     R@5    R@10   R@1 95 % interval"]
     lines += [_recall_line(evaluation, way, text) for way, text in WAYS.items()]
     if estimate := evaluation["r1_among_1000"]:
@@ -149,6 +149,19 @@ def short_question_lines(found: dict[str, Any] | None) -> list[str]:
             what, sure = f"{kind['questions']} {name}", f"{kind['map_low']:.3f} to {kind['map_high']:.3f}"
             lines.append(f"  {what:<33}{scores}   {sure:<17}   {alone}")
     return lines
+
+
+def short_query_line(found: dict[str, Any] | None) -> list[str]:
+    """Say in one line how well single words and phrases find their images."""
+    if not found:
+        return []
+    kinds = {"words": found, "phrases": found.get("phrases")}
+    shares = [
+        f"{kind['first_five']:.0%} (chance {kind['first_five_chance']:.0%}) for {name}"
+        for name, kind in kinds.items()
+        if kind
+    ]
+    return [f"short queries: of the first five results {' and '.join(shares)} are right"]
 
 
 def start_lines(evaluation: dict[str, Any] | None) -> list[str]:

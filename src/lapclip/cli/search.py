@@ -275,6 +275,7 @@ def _serve(library: Library, host: str, port: int | None, common: Common | None,
 def _about(library: Library, said: list[str]) -> list[str]:
     """What there is, what could not be read, and what the model is worth."""
     from lapclip.text import printable
+    from lapclip.which_model import ASKED
 
     found = library.update
     news = [(found.added, "new or changed"), (found.moved, "renamed or copied"), (found.removed, "gone")]
@@ -289,7 +290,8 @@ def _about(library: Library, said: list[str]) -> list[str]:
         if len(found.unreadable) > LISTED:
             lines.append(f"  and {len(found.unreadable) - LISTED:,} more; --json lists them all")
     which = library.model.which
-    lines.append(f"[dim]model {escape(printable(which.path))}: {which.why}[/dim]")
+    why = "" if which.why == ASKED else f": {which.why}"
+    lines.append(f"[dim]model {escape(printable(which.path))}{why}[/dim]")
     return lines + [f"[dim]{escape(printable(sentence))}[/dim]" for sentence in said]
 
 

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from lapclip.cli.display import display, loading
-from lapclip.cli.eval import recall_table, short_question_lines, start_lines
+from lapclip.cli.eval import recall_table, short_query_line, start_lines
 from lapclip.cli.join import TogetherDisplay, check_machines, own_arguments
 from lapclip.cli.model import have_model
 from lapclip.cli.output import ARGUMENTS, Common, emit, source_setting, typed
@@ -224,14 +224,14 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
     return [
         *recall_table(outcome.evaluation),
         *start_lines(outcome.start_evaluation),
-        *short_question_lines(outcome.short_questions),
+        *short_query_line(outcome.short_questions),
         *note_on_few(outcome.evaluation["candidates"]),
         *note_on_chance(outcome.evaluation),
         "",
         f"time          {duration(outcome.training_seconds)} of training, {duration(outcome.seconds)} {whole}",
         f"speed         {outcome.pairs_per_second:,.0f} pairs/s on {where}",
         f"peak memory   {outcome.peak_memory_bytes / 1e9:.2f} GB",
-        f"model kept    step {outcome.best_step:,}, the best of {outcome.steps:,} on held-out pairs",
+        f"model kept    that of step {outcome.best_step:,} of {outcome.steps:,}, which did best on val",
         *[f"ended early   {outcome.early}"] * bool(outcome.early),
         f"run           {outcome.run}",
         "",

@@ -216,7 +216,6 @@ def fit_data(config: Config, data: DataSet, *, asked_batch: bool) -> tuple[Confi
     config = replace_in(config, "data", split_rule=split_rule(config.data))
     notes += note_on_held_out({split: len(pairs) for split, pairs in data.splits.items()})
     if config.train.batch_size > len(data.train) > 1 and not asked_batch:
-        notes.append(f"train.batch_size is {len(data.train)}: there are no more training images")
         config = replace_in(config, "train", batch_size=len(data.train))
     return config, notes
 
@@ -423,7 +422,8 @@ def set_up(
         if is_partly_frozen(setup.config):
             setup = fit_micro_batch(setup)
         if setup.features and (found := closed_form(setup.features, setup.data)):
-            note = f"linear heads, fitted before training: text to image R@1 {found['t2i_r1']:.1%} on val"
+            scored = f"text to image R@1 {found['t2i_r1']:.1%} among the {len(setup.data.held_out):,} images of val"
+            note = f"a linear fit of the two networks, before training: {scored}"
             setup = add_notes(replace(setup, closed_form=found), [note])
         if setup.config.train.minutes:
             setup = fill_minutes(setup, asked_evaluations="evaluate_every_epochs" in request.asked("train"))
@@ -476,7 +476,9 @@ def gather(request: Request, progress: DataProgress | None, ranks: Ranks = ALONE
     data = load_data(config.data, View.of(config.model), progress, request.table)
     embeddings = compute_teacher_embeddings(teacher, config, data, progress) if teacher else None
     del teacher  # its memory is the run's
+    wanted_batch = config.train.batch_size
     config, data_notes = fit_data(config, data, asked_batch="batch_size" in request.asked("train"))
+    why_batch = {"train.batch_size": f"there are no more training images than {len(data.train)}"}
     unused = unused_settings(request, config, initial)
     config = replace_in(config, "model", logit_bias=LOSSES[config.train.loss].has_bias)
     config, tokenizer, why_tokenizer = fit_vocabulary(config, data, initial)
@@ -496,6 +498,7 @@ def gather(request: Request, progress: DataProgress | None, ranks: Ranks = ALONE
             "data.tokenizer": why_tokenizer,
             "train.steps": why_steps,
             **({"data.split_rule": data.how_split} if data.how_split else {}),
+            **(why_batch if config.train.batch_size != wanted_batch else {}),
         },
         notes=[*request.notes, *data_notes, *slower, *unused, *warnings],
     )
@@ -564,6 +567,9 @@ def assemble(
     if ranks.many and ranks.writes and towers_to_cache(step.model, step.boundaries, config)[0]:
         share_set_up(ingredients, embedder, device, ranks)
     features = cache_features(step, embedder, plan, data, config, progress, ranks, began)
+    if features and features.summary:
+        reasons = ingredients.reasons | {"train.features": features.summary}
+        ingredients = replace(ingredients, reasons=reasons)
     return RunSetup(
         **vars(ingredients),
         device=device,

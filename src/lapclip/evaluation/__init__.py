@@ -53,7 +53,7 @@ def note_on_few(candidates: int) -> list[str]:
     """A warning where there are so few candidates that chance or a single image decides the scores."""
     if candidates >= FEW:
         return []
-    found = "1 candidate" if candidates == 1 else f"{candidates} candidates"
+    found = "1 image" if candidates == 1 else f"{candidates} images"
     # The lower end of Wilson's interval where all are right (intervals.py, which takes numpy).
     least = candidates / (candidates + 1.96**2)
     return [

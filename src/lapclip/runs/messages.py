@@ -135,9 +135,13 @@ def _log_line(values: dict[str, Any]) -> str:
             devices = values["devices"]
             towers = " and ".join(f"{tower} tower on {device}" for tower, device in devices.items())
             towers = towers if len(set(devices.values())) > 1 else f"on {next(iter(devices.values()))}"
-            images = f"{values['pairs']['train']:,} images"
-            size = f"{values['parameters']:,} parameters, {images}, {values['steps']:,} steps"
-            return f"{size}; {towers} ({values['reasons']['train.device']}){notes}"
+            pairs = values["pairs"]
+            held_out = sum(images for split, images in pairs.items() if split != "train")
+            return (
+                f"training on {pairs['train']:,} images for {values['steps']:,} steps, "
+                f"{towers} ({values['reasons']['train.device']}); {held_out:,} images are held out; "
+                f"{values['parameters']:,} parameters{notes}"
+            )
         case "resumed":
             return f"{message(values, with_step=True)}{notes}"
         case "step":

@@ -193,7 +193,7 @@ def model_notes(which: WhichModel) -> list[str]:
         ]
     else:
         start = _start(run)
-        notes = [f"{which.name} learnt from {count} in {source}{start}."]
+        notes = [f"{which.name}: trained on {count} of {source}{start}."]
     if metrics is None:
         return [*notes, "It was never scored on images it has not seen: lapclip eval says how well it does."]
     first, tenth, candidates = metrics.get("t2i_r1"), metrics.get("t2i_r10"), metrics.get("candidates")
@@ -249,13 +249,13 @@ def _published_notes(model: PublishedModel) -> list[str]:
 
 
 def _start(run: Run) -> str:
-    """What it began with, where that had seen more than the run itself."""
+    """Return the end of a sentence that says what a run started from."""
     saved = run.read_settings()
     towers = [str(saved.get("model", {}).get(key) or "") for key in ("image_from", "text_from")]
     began = str(saved.get("train", {}).get("start") or "")
     if any(towers):
-        return f", on top of towers trained before on more ({' and '.join(tower for tower in towers if tower)})"
-    return f", after what {began} had seen" if began else ", and from nothing else"
+        return f", starting from {' and '.join(tower for tower in towers if tower)}"
+    return f", starting from {began}" if began else ", from scratch"
 
 
 def _history(run: Run) -> tuple[int | None, dict[str, Any] | None]:

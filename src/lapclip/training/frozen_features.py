@@ -66,6 +66,8 @@ class CachedFeatures:
     """What the user should know."""
     phrases: Ragged | None = None
     """None where only whole captions are learnt."""
+    summary: str = ""
+    """What was computed, how long that took and how large it is; empty where nothing is cached."""
 
     @property
     def is_empty(self) -> bool:
@@ -190,8 +192,8 @@ def cache_features(
         saved += (after_captions - after_images) * len(data.train) / max(1, len(plan.captions)) * (captions is not None)
         took = duration(time.perf_counter() - (began if asked is None else asked))
         how = f"computed once in {took}, saves about {duration(saved)} an epoch"
-    notes.append(f"features of {' and '.join(covered)}: {how} ({size_text(size)})")
-    return CachedFeatures(images, captions, frozen, notes, phrases)
+    summary = f"features of {' and '.join(covered)}: {how} ({size_text(size)})"
+    return CachedFeatures(images, captions, frozen, notes, phrases, summary)
 
 
 MOST_FITTED = 10_000
@@ -313,7 +315,7 @@ class _FeatureMaker:
         def blocks() -> Iterator[np.ndarray]:
             chunks = [(at, rows) for at in range(views) for rows in _slices(count, IMAGES)]
             for (at, rows), block in zip(chunks, self._ranks.computed_in_shares(chunks, compute), strict=True):
-                self._report(at * count + rows.stop, views * count, "the frozen tower reads images")
+                self._report(at * count + rows.stop, views * count, "the pretrained network reads images")
                 yield block
 
         train = self._config.train
@@ -330,24 +332,25 @@ class _FeatureMaker:
                 chunks, lambda rows: self._image_features(self._model, pixels[rows], None)
             )
             for rows, block in zip(chunks, made, strict=True):
-                self._report(rows.stop, len(pixels), "the frozen tower reads held-out images")
+                self._report(rows.stop, len(pixels), "the pretrained network reads held-out images")
                 yield block
 
         return self._array("image", ("val",), (len(pixels),), blocks)
 
     def captions(self) -> Ragged:
         """Of all training captions."""
-        return self._caption_features(self._worker, self._plan.captions, "train", "the frozen tower reads captions")
+        what = "the pretrained network reads captions"
+        return self._caption_features(self._worker, self._plan.captions, "train", what)
 
     def phrases(self) -> Ragged:
         """Of all phrases of the training captions."""
-        return self._caption_features(self._worker, self._plan.phrases, "train", "the frozen tower reads phrases")
+        return self._caption_features(self._worker, self._plan.phrases, "train", "the pretrained network reads phrases")
 
     def held_out_captions(self, embedder: Embedder) -> Ragged:
         """Of the different captions that are scored."""
         captions, _, _ = distinct_captions(self._data.held_out)
         token_lists = embedder.tokenizer.encode_all(captions, self._config.model.context)
-        return self._caption_features(self._model, token_lists, "val", "the frozen tower reads held-out captions")
+        return self._caption_features(self._model, token_lists, "val", "the pretrained network reads held-out captions")
 
     @torch.inference_mode()
     def _image_features(self, model: CLIP, pixels_BSSC: np.ndarray, boxes_B5: np.ndarray | None) -> np.ndarray:
