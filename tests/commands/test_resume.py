@@ -331,6 +331,17 @@ def test_a_best_model_saved_after_the_last_checkpoint_stays_the_best(
     assert [event["best"] for event in events("evaluation")[1:]] == [False, False]
 
 
+def test_a_run_stopped_where_it_would_end_early_ends_there(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Training, "merit", lambda self, scores, images: 0.5)
+    settings = ["train.patience=1", "train.evaluate_every_epochs=1"]
+    whole = train_small(*settings, name="whole")
+    assert whole.steps < 12
+    assert train_small(*settings, name="parts", callbacks=stop_after(whole.steps - 1, "parts")).state == "stopped"
+    parts = resume("parts")
+    assert (parts.state, parts.steps, parts.early) == ("finished", whole.steps, whole.early)
+    assert parts.evaluation == whole.evaluation
+
+
 def test_a_run_whose_best_model_is_gone_makes_one(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no more")

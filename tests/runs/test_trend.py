@@ -17,7 +17,7 @@ from lapclip.report.run_report import run_report
 from lapclip.runs.findings import findings
 from lapclip.runs.follow import RunStatus
 from lapclip.runs.summary import Summary, summarise
-from lapclip.runs.trend import Trend, deciding_score, validation
+from lapclip.runs.trend import Trend, deciding_score, kept_evaluation, validation
 from lapclip.runs.view import RunView
 from lapclip.watch.panels import Canvas, recall
 from lapclip.watch.web.snapshot import snapshot
@@ -159,6 +159,18 @@ def test_a_run_that_stopped_for_it_gets_a_note() -> None:
     (found,) = [each for each in findings(summarise(events)) if each.id == "overfitting"]
     assert found.severity == "note"
     assert "train.patience" not in found.next
+
+
+def test_an_evaluation_done_again_after_a_crash_still_marks_the_model_that_is_kept() -> None:
+    found = events_of(OVERFITTED, over=False)
+    again = [{**event, "best": False} if event["type"] == "evaluation" else event for event in found[1:]]
+    resumed = {"type": "resumed", "time": 1_790_000_010.0, "step": 0, "steps": 30, "batch_size": 128}
+    crashed = found[: found.index(next(event for event in found if event["type"] == "evaluation")) + 1]
+    summary = summarise([*crashed, resumed, *again])
+    kept = kept_evaluation(summary)
+    assert kept is not None
+    assert kept["step"] == summary.progress.best_step == 4
+    assert "overfitting" in ids(summary)
 
 
 def test_the_list_of_runs_names_the_step(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -424,8 +424,13 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
                     known["gap"] = (elapsed - step_before[1]) / (step - step_before[0])
                     usual.add(known["gap"])
                 step_before = (step, elapsed)
-            if kind != "evaluation" or isinstance(event.get("evaluation"), dict):
-                by_step[kind][int(step)] = known
+            if kind == "evaluation":
+                if not isinstance(event.get("evaluation"), dict):
+                    continue
+                # A step that is done again after a crash saves its model only if it scores higher than before.
+                earlier = by_step[kind].get(int(step), {})
+                known["best"] = bool(event.get("best") or earlier.get("best"))
+            by_step[kind][int(step)] = known
     ordered = {kind: [found[step] for step in sorted(found)] for kind, found in by_step.items()}
     return Summary(
         progress=progress,

@@ -104,6 +104,9 @@ class Training:
         if self.progress.step == self.steps and not self.progress.best_step:
             self.evaluate(self.steps)  # its best model is gone
             self.agree_on_progress()
+        if self.progress.best_step and self.out_of_patience(self.progress.step):  # it was stopped at that step
+            self.end_early()
+            return None
         loaders = self.config.train.loader_threads
         threads = 1 if loaders == AUTO else int(loaders)
         self.plan = own_batches(self.plan, self.config.train.shards, self.ranks)
@@ -142,7 +145,7 @@ class Training:
                 self.stopped_by = reason
                 return reason
             if self.out_of_patience(number):
-                self.ended_early = f"no better score since step {self.progress.best_step:,}"
+                self.end_early()
                 break
             self.check_swap(number)
             began += self.wait_for_others(number)
@@ -263,6 +266,10 @@ class Training:
         since = max(self.progress.best_step, cheap_steps(self.steps, train))
         is_last = number == self.steps
         return patience > 0 and not is_last and self.evaluation_due(number) and number - since >= patience
+
+    def end_early(self) -> None:
+        """Note why the run takes no more steps."""
+        self.ended_early = f"no better score since step {self.progress.best_step:,}"
 
     def checkpoint_due(self, number: int, seconds: float) -> bool:
         train = self.config.train
