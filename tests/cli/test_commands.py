@@ -95,6 +95,7 @@ def test_json_is_one_object_and_nothing_else_on_stdout(here: Path, capfd: pytest
         (["gained"], "There are no runs in"),
         (["gained", "--alpha", "2"], "--alpha must be auto or a number from 0 to 1"),
         (["stop"], "There are no runs in"),
+        (["export"], "Which format? --to coreml, "),
         (["report"], "There are no runs in"),
         (["report", "nothing"], "No run called nothing"),
         (["model", "sed"], "Unknown model sed. Did you mean seed?"),

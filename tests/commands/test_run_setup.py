@@ -47,9 +47,9 @@ def test_minutes_that_are_too_few_or_stand_beside_epochs_are_said() -> None:
     assert setup.config.train.steps == 1
     epochs, few = setup.notes
     assert epochs == "train.epochs is not used: the run is to take 0.0001 minutes"
-    assert few.startswith("0.0001 minutes are enough for 1 step, ")
+    assert few.startswith("0.0001 minutes are enough for 1 step; ")
     least = max(2 * setup.plan.steps_per_epoch, run_setup.LEAST_STEPS)  # two epochs of this are eight steps
-    assert re.search(rf"--minutes 0\.\d gives about {least}$", few)
+    assert re.search(rf"; {least} or more are better, and take about 0\.\d minutes$", few)
 
 
 @pytest.mark.parametrize(

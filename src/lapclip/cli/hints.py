@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cyclopts.exceptions import CycloptsError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+from cyclopts.exceptions import (
+    CycloptsError,
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from lapclip.config import locate
 from lapclip.errors import ConfigError
+from lapclip.exporting import known_formats
 from lapclip.suggest import command
 
 PATH_ALONE = "the folder or table without a flag: lapclip train photos/"
@@ -73,6 +80,8 @@ def explain(error: CycloptsError, arguments: Sequence[str]) -> tuple[str, str]:
         instead = replacement(flag)
         if instead:
             return f"Unknown option: {flag}.", instead
+    if isinstance(error, MissingArgumentError) and name == "export":
+        return f"Which format? --to {', '.join(known_formats())}.", "lapclip export --to onnx"
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         joined = join_path(arguments)
         if joined:

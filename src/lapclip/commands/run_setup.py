@@ -672,7 +672,7 @@ def fill_minutes(setup: RunSetup, *, asked_evaluations: bool) -> RunSetup:
         verb = "is" if train.minutes == 1 else "are"
         enough_for = f"{counted(train.minutes, 'minute')} {verb} enough for {counted(steps, 'step')}"
         enough = round_up_minutes(least * per_step + scorings * evaluation_seconds)
-        few = f"{enough_for}, too few to learn from; --minutes {enough:g} gives about {least:,}"
+        few = f"{enough_for}; {least:,} or more are better, and take about {counted(enough, 'minute')}"
         setup = add_notes(setup, [few])
     del trial
     return build_with(setup, replace_in(setup.config, "train", steps=steps, evaluate_every_epochs=every))

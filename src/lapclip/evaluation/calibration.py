@@ -90,11 +90,11 @@ class Calibration:
         found = self.facts["hubness"][kind]
         if kind == "whole":
             return (
-                "Images that fit every question are moved down: a caption finds its own first in "
+                "Long queries: images close to every query are ranked down. A caption finds its own image first in "
                 f"{found['t2i_r1_with']:.1%} of cases with that, in {found['t2i_r1']:.1%} without."
             )
         return (
-            "Images that fit every short question are moved down: the mean average precision of single words is "
+            "Short queries: images close to every query are ranked down. The mean average precision of single words is "
             f"{found['map_with']:.3f} with that and {found['map']:.3f} without."
         )
 

@@ -118,7 +118,7 @@ function heat(title, caption, x, names, values, shade, text, extra = {}) {
 function gradients(run, first) {
   const { x, names, values } = run.gradients;
   const at = Math.max(0, x.findIndex((step) => step >= first));
-  return heat("Gradient norms", "Each row is a part of the model. A faint row hardly learns; a strong column is a step that shook the model.",
+  return heat("Gradient norms", "Each row is a part of the model; a strong column is a step that shook it.",
     x.slice(at), names, values.map((row) => row.slice(at)), (value) => (value > 0 ? Math.log10(value) : null), (value) => significant(value));
 }
 
