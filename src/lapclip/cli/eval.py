@@ -117,7 +117,7 @@ def recall_table(evaluation: dict[str, Any], what: str = "") -> list[str]:
     title = escape(f"{what}: {evaluation['candidates']:,} images")
     lines = [f"[bold]{title:<39}[/bold] R@1     R@5    R@10   R@1 95 % interval"]
     lines += [_recall_line(evaluation, way, text) for way, text in WAYS.items()]
-    if estimate := evaluation["r1_among_1000"]:
+    if estimate := evaluation.get("r1_among_1000"):
         lines.append(_among_1000_line(estimate))
     found = {way: _recalls(evaluation["chances"], way) for way in WAYS}
     if found["t2i"] == found["i2t"]:
