@@ -136,9 +136,9 @@ def test_features_are_found_again_and_made_anew_when_the_weights_change(here: Pa
     train_small("first", *settings)
     train_small("second", *settings, "train.learning_rate=1e-4")
     train_small("third", *settings, "model.image_taps=2")
-    assert "computed once" in notes("first")
-    assert "found in the cache" in notes("second")
-    assert "computed once" in notes("third")
+    assert "computed once" in feature_summary("first")
+    assert "found in the cache" in feature_summary("second")
+    assert "computed once" in feature_summary("third")
 
 
 def test_features_are_made_anew_when_photos_are_seen_otherwise(here: Path, towers: list[str]) -> None:
@@ -147,8 +147,8 @@ def test_features_are_made_anew_when_photos_are_seen_otherwise(here: Path, tower
     settings = [*towers, *LEARNING["heads"], source, "train.batch_size=8", "train.steps=2"]
     for name, seen in {"first": "shortest", "again": "shortest", "other": "squash"}.items():
         train_small(name, *settings, f"model.resize={seen}")
-    assert "found in the cache" in notes("again")
-    assert "computed once" in notes("other")
+    assert "found in the cache" in feature_summary("again")
+    assert "computed once" in feature_summary("other")
     assert losses("other") != losses("first")
 
 
@@ -160,7 +160,7 @@ def test_features_are_made_anew_when_equal_weights_compute_otherwise(here: Path,
     about["model"]["activation"] = "quick_gelu"
     Path("mine/config.json").write_text(json.dumps(about))
     train_small("other", *settings)
-    assert "computed once" in notes("other")
+    assert "computed once" in feature_summary("other")
     assert losses("other") != losses("first")
 
 

@@ -334,7 +334,7 @@ def test_memory_that_runs_out_on_one_rank_changes_all(two: Path, monkeypatch: py
 
 def test_features_are_computed_in_shares(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(two)
-    assert any("computed once" in note for note in events("started", "frozen-together")[0]["notes"])
+    assert "computed once" in events("started", "frozen-together")[0]["reasons"]["train.features"]
 
 
 @pytest.fixture
