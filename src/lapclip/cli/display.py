@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import IO, Any, Protocol, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -52,12 +52,40 @@ class RunDisplay(Protocol):
         """Leave nothing behind that is over."""
 
 
+class ClosableTerminal:
+    """Standard error, where a terminal that was just closed must not end the run: SIGHUP follows, and saves it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str, /) -> int:
+        with _closed_terminal_ignored():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with _closed_terminal_ignored():
+            self._stream.flush()
+
+
+@contextmanager
+def _closed_terminal_ignored() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+
+
 class Display:
     """Follows a run through its events, in a terminal."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._console = console or Console(stderr=True, highlight=False)
+        self._console = console or Console(file=cast("IO[str]", ClosableTerminal(sys.stderr)), highlight=False)
         self._lines = None if self._console.is_terminal else LineWriter(sys.stderr, every=5.0, clock=time.monotonic)
         self._bar: tuple[Progress, TaskID] | None = None
         self._batch_size = 0
@@ -120,14 +148,7 @@ class Display:
         self._show_status(f"measuring this machine: {what}")
 
     def __call__(self, event: Event) -> None:
-        """Show an event of the run. A terminal that was just closed must not end it: SIGHUP, which saves, follows."""
-        try:
-            self._show(event)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-
-    def _show(self, event: Event) -> None:
+        """Show an event of the run."""
         self._end_status()
         if self._lines:
             if not isinstance(event, events.Finished):  # its scores follow as a table
