@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import platformdirs
@@ -14,6 +17,7 @@ from platformdirs import macos, unix, windows
 
 from lapclip import paths
 from lapclip.paths import (
+    CacheFile,
     cache_folder,
     data_folder,
     digest_of_bytes,
@@ -216,3 +220,39 @@ def test_a_file_of_a_run_is_appended_to_and_made(tmp_path: Path) -> None:
         with paths.open_own(tmp_path / "log.txt", "a", encoding="utf-8") as file:
             file.write(part)
     assert (tmp_path / "log.txt").read_text() == "one two"
+
+
+WRITES_UNTIL_KILLED = """
+from lapclip.paths import CacheFile
+number = 0
+while True:
+    CacheFile("kernels.json").write("choice", [number] * 200_000)
+    print(number, flush=True)
+    number += 1
+"""
+KILLED_BEFORE_THE_RENAME = """
+import os, signal
+from lapclip import paths
+paths.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+paths.CacheFile("kernels.json").write("choice", "half")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
+def test_a_cache_file_is_whole_after_kills_and_nothing_stays_beside_it(empty_cache: Path) -> None:
+    cached, found = CacheFile("kernels.json"), []
+    for attempt in range(4):
+        arguments = [sys.executable, "-c", WRITES_UNTIL_KILLED]
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout
+            child.stdout.readline()
+            time.sleep(0.05 * attempt)
+            child.kill()
+        found = cached.read("choice")
+        assert found == [found[0]] * 200_000
+    killed = subprocess.run([sys.executable, "-c", KILLED_BEFORE_THE_RENAME], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(empty_cache.glob(".kernels.json.*.partial"))) == 1
+    assert cached.read("choice") == found
+    cached.write("choice", "made anew")
+    assert os.listdir(empty_cache) == ["kernels.json"]

@@ -170,6 +170,9 @@ class DataConfig:
     """Decode images each time they are needed instead of packing them once. `auto` where the disk is too small."""
     broken_share: float = setting(0.05, least=0.0, most=1.0)
     """The share of broken images up to which they are left out and named; beyond it there is no run."""
+    min_pairs: int = setting(10, least=2)
+    """Fewest images with captions that a run is trained on; those that the data itself holds out do
+    not count. Fewer are refused."""
     train_pairs: int = setting(5000, least=2)
     """Images to draw for training."""
     captions: int = setting(4, least=1, most=16)

@@ -102,5 +102,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known name closest to a mistyped one, or all of them, as the end of a sentence."""
     known = list(known)
+    if not known:
+        return "There are none."
     close = closest(name, known)
     return f"Did you mean {close}?" if close else f"Known: {', '.join(known)}."

@@ -359,6 +359,7 @@ class CacheFile:
         """Store these entries alone. Other processes may read and write at the same time."""
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            sweep(self.path.parent, f".{self._name}.*")
             write_atomic(self.path, json.dumps(entries, indent=1))
 
     def entries(self) -> dict[str, Any]:

@@ -185,7 +185,7 @@ def test_every_flag_of_train_arrives_in_the_background(
 ) -> None:
     """Also one that is added tomorrow: the flags are those that the command has."""
     shutil.copytree(trained, here / "runs" / "mine")
-    photos(here / "photos", 4)
+    photos(here / "photos", 12)
     arguments = ["train", "photos", "--json", "--debug"]
     for name, parameter in inspect.signature(train_command).parameters.items():
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or name in ("common", "reserved", *NOT_THERE):
@@ -204,7 +204,7 @@ def test_every_flag_of_train_arrives_in_the_background(
 def test_a_run_in_the_background_without_a_name_gets_that_of_its_folder(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    photos(here / "photos", 4)
+    photos(here / "photos", 12)
     monkeypatch.setattr(choose_recipe, "towers_installed", lambda: True)
     found = parsed(in_background(["train", "--background", "--", "photos"], monkeypatch))
     assert (found["name"], found["data"]) == ("heads", "photos")  # the recipe for so few
@@ -248,13 +248,13 @@ def test_bad_settings_are_refused_at_once(here: Path) -> None:
 
 def test_rows_that_the_foreground_refuses_are_refused_at_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is decoded for it, and the towers of the recipe are not opened."""
-    photos(here / "photos", 4)
+    photos(here / "photos", 12)
     rows = "".join(f"gone{at}.jpg,a dog\n" for at in range(4))
     (here / "photos" / "captions.csv").write_text(f"image,caption\n000.png,a cat\n001.png,a cow\n{rows}")
     (here / "one.csv").write_text("image,caption\nphotos/000.png,a cat\n")
     (here / "val.csv").write_text("image,caption,split\nphotos/000.png,a cat,val\nphotos/001.png,a cow,val\n")
     monkeypatch.setattr(choose_recipe, "CHECK_SECONDS", 60.0)
-    for data, part in (("photos", "4 of 6 rows"), ("one.csv", "nothing to"), ("val.csv", "train on")):
+    for data, part in (("photos", "4 of 6 rows"), ("one.csv", "at least 10 pairs"), ("val.csv", "train on")):
         for recipe in ([], ["--recipe", "photos"]):
             done = lapclip("train", data, "--background", *recipe)
             assert (done.returncode, part in done.stderr) == (2, True), done.stderr
@@ -265,7 +265,7 @@ def test_rows_that_the_foreground_refuses_are_refused_at_once(here: Path, monkey
 def test_data_is_read_once_and_what_takes_long_to_read_is_left_to_the_run(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    photos(here / "photos", 4)
+    photos(here / "photos", 12)
     monkeypatch.setattr(choose_recipe, "towers_installed", lambda: True)
     monkeypatch.setattr(choose_recipe, "CHECK_SECONDS", 30.0)
     read, slow = FILES.read_table, threading.Event()
@@ -394,13 +394,13 @@ def test_a_command_that_is_interrupted_leaves_no_reserved_folder(here: Path, mon
 
 
 def test_what_fails_while_starting_is_shown_with_its_words(here: Path) -> None:
-    begin("mine", [*SMALL, "data.train_pairs=4"])
+    begin("mine", [*SMALL, "data.train_pairs=12"])
     run = find_run("mine")
     until(lambda: run.state == "failed")
-    assert "train.batch_size 16 is more than the 4 training images" in run.log.read_text()
+    assert "train.batch_size 16 is more than the 12 training images" in run.log.read_text()
     done = lapclip("resume", "mine")
     assert done.returncode == 2
-    assert "did not start: train.batch_size 16 is more than the 4 training images" in done.stderr
+    assert "did not start: train.batch_size 16 is more than the 12 training images" in done.stderr
 
 
 def test_one_run_waits_for_another(here: Path) -> None:

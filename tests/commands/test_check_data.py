@@ -22,7 +22,7 @@ from lapclip.data.table import ImageFile, Row, Table
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
 from lapclip.paths import CacheFile
-from tests.conftest import counted_reads, lapclip
+from tests.conftest import counted_reads, lapclip, set_flags
 from tests.data.check.made import encoded, odd_folder, odd_images, scene, write_csv
 from tests.small_runs import photos
 
@@ -335,3 +335,20 @@ def test_a_note_about_copies_names_few_of_them(tmp_path: Path) -> None:
     assert 0 < copies.count(" = ") <= 3
     assert copies.count(".") <= 2 * 3
     assert all(len(note) < 300 for note in notes)
+
+
+def test_captions_that_are_numbers_are_found_and_warned_of(here: Path) -> None:
+    images = {f"{number:02}.png": encoded(scene(number), "PNG") for number in range(24)}
+    (here / "photos").mkdir()
+    rows = [(name, str(number), "val" if number > 19 else "train") for number, name in enumerate(images)]
+    write_csv(here / "photos", images, rows)
+    settings = [TINY, "train.cheap_size=16"]
+    checked = lapclip("data", "check", "photos", "--json", *set_flags(*settings))
+    assert checked.returncode == 0, checked.stderr
+    found = finding(json.loads(checked.stdout), "number_captions")
+    assert (found["severity"], found["count"]) == ("warning", 24)
+    settings += ["train.steps=2", "train.batch_size=4", "train.device=cpu", "train.threads=1"]
+    done = lapclip("train", "photos", "--recipe", "photos", *set_flags(*settings))
+    assert done.returncode == 0, done.stderr
+    assert "24 of 24 captions are numbers, such as '0'" in done.stderr
+    assert "--set data.caption_column=NAME" in done.stderr

@@ -297,3 +297,7 @@ def test_a_run_that_comes_into_use_while_a_person_is_asked_stays(disk: Path, emp
     assert [item.path.name for item in removed] == ["died"]
     assert ["uses its model" in item.kept for item in failed] == [True]
     assert [item.path.name for item in remove(failed)[0]] == ["mine"]
+
+
+def test_a_run_is_not_found_where_there_are_none(here: Path, empty_cache: Path) -> None:
+    assert "There are none.\nTry: lapclip runs" in lapclip("clean", "--run", "mine", "--yes").stderr

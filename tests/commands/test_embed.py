@@ -115,13 +115,13 @@ def test_an_npz_teaches(trained: Path, here: Path) -> None:
     from lapclip.data.loading import load_data
     from lapclip.training.teacher import TeacherFile
 
-    data = write_photos(here / "photos", ["train"] * 4 + ["val"] * 2)
+    data = write_photos(here / "photos", ["train"] * 10 + ["val"] * 2)
     embedded(data, here / "out.npz", trained)
     pairs = load_data(DataConfig(source=str(data)), 64).train
     image, text = TeacherFile(here / "out.npz").embed(DataConfig(source=str(data)), pairs, None)
     model = package.load(trained)
     np.testing.assert_allclose(image, model.encode_image([data / name for name in pairs.names]), atol=1e-5)
-    assert text.shape == (8, model.embedding)
+    assert text.shape == (20, model.embedding)
 
 
 def test_a_folder_without_captions_and_folders_that_look_like_classes(trained: Path, here: Path) -> None:

@@ -106,7 +106,7 @@ def test_the_ends_of_the_curves_are_the_scores_of_start_and_end(mine: Path, tune
     (scenes,) = result["checks"]
     assert (scenes["name"], scenes["pictures"], scenes["split"]) == ("scenes", 240, "test")
     start = load_torch("runs/mine/start", "cpu")
-    pairs = load_data(DataConfig(train_pairs=2), start.view).splits["test"]
+    pairs = load_data(DataConfig(train_pairs=2, min_pairs=2), start.view).splits["test"]
     questions = short_questions(pairs.captions)
     assert questions is not None
     asked = start.encode_pixels(pairs.pixels), start.encode_text(questions.texts)

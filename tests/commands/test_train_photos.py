@@ -24,7 +24,7 @@ from lapclip.runs.folder import find_run
 from lapclip.training.loop import Training
 
 from ..conftest import counted_reads, lapclip, set_flags
-from ..small_runs import losses, photos, stop_after
+from ..small_runs import losses, photos, stop_after, write_photos
 
 TINY = [
     "model.image_size=32",
@@ -190,3 +190,30 @@ def test_the_best_model_of_classes_is_the_one_that_tells_most_of_them_apart(here
 def test_patches_cannot_be_left_out_of_convolutions() -> None:
     with pytest.raises(ConfigError, match="a tower of convolutions has none"):
         build_config([read_recipe("photos"), parse_settings(["train.patch_dropout=0.5"])], SHAPES)
+
+
+def test_fewer_than_ten_pairs_are_refused_unless_asked_for(here: Path) -> None:
+    photos(here / "photos", 9)
+    for more in ([], ["--background"]):
+        refused = lapclip("train", "photos", "--recipe", "photos", *more, *set_flags(*TINY))
+        assert refused.returncode == 2
+        assert "Training needs at least 10 pairs; photos/ has 9." in refused.stderr
+        assert "--set data.min_pairs=2" in refused.stderr
+    assert not (here / "runs").exists()
+    few = [*TINY, "data.min_pairs=2", "train.batch_size=2", "train.steps=2"]
+    assert train("photos", ["data.source=photos", *few], name="few").steps == 2
+    with pytest.raises(DataError, match="at least 10 pairs; scenes has 4"):
+        train("first-run", ["model.name=tiny", "data.train_pairs=4"])
+
+
+def test_images_that_cannot_be_read_are_no_pairs(here: Path) -> None:
+    folder = photos(here / "photos", 10)
+    (folder / "000.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match="Training needs at least 10 pairs"):
+        train_on_photos("data.broken_share=0.5")
+
+
+def test_images_that_the_data_holds_out_are_no_pairs(here: Path) -> None:
+    write_photos(here / "photos", [*["train"] * 9, *["val"] * 20])
+    with pytest.raises(DataError, match="has 9"):
+        train_on_photos()

@@ -33,6 +33,11 @@ from .test_packed_store import draw
 SIDE = 16
 
 
+def config_of(folder: Path | str, **settings) -> DataConfig:
+    """The data in a folder, of which two images are enough."""
+    return DataConfig(source=str(folder), min_pairs=2, **settings)
+
+
 def write(folder: Path, splits: Sequence[str]) -> DataConfig:
     """Images with two captions each in a folder with a captions.csv."""
     for at in range(len(splits)):
@@ -44,7 +49,7 @@ def write(folder: Path, splits: Sequence[str]) -> DataConfig:
         for at, split in enumerate(splits):
             for view in ("near", "far"):
                 lines.writerow([f"{at:02}.jpg", f"thing {at} {view}", split])
-    return DataConfig(source=str(folder))
+    return config_of(folder)
 
 
 SPLITS = ["train"] * 9 + ["val"] * 3 + ["test"] * 2 + ["train"]
@@ -76,7 +81,7 @@ def test_each_split_has_its_images_captions_and_names(photos: Path) -> None:
 def test_streaming_gives_the_same_data(photos: Path) -> None:
     config = write(photos, SPLITS)
     plain = load_data(config, SIDE)
-    streamed = load_data(DataConfig(source=config.source, stream="always"), SIDE)
+    streamed = load_data(config_of(config.source, stream="always"), SIDE)
     assert isinstance(streamed.train.pixels, StreamedPixels)
     assert streamed.train.sequential
     assert streamed.fingerprint == plain.fingerprint
@@ -93,7 +98,7 @@ def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_rank_opens_the_files_of_its_own_shards_alone(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = DataConfig(source=str(write_tars(photos, files=8, each=6)), stream="always")
+    config = config_of(str(write_tars(photos, files=8, each=6)), stream="always")
     train = load_data(config, SIDE).train
     assert isinstance(train.pixels, StreamedPixels)
     assert train.files is not None
@@ -166,9 +171,9 @@ def test_the_fingerprint_follows_what_is_learnt(photos: Path, tmp_path: Path) ->
     first = load_data(config, SIDE).fingerprint
     assert load_data(config, SIDE).fingerprint == first
     photos.rename(tmp_path / "moved")
-    assert load_data(DataConfig(source=str(tmp_path / "moved")), SIDE).fingerprint == first
+    assert load_data(config_of(tmp_path / "moved"), SIDE).fingerprint == first
     draw(tmp_path / "moved" / "04.jpg", 77)
-    changed = load_data(DataConfig(source=str(tmp_path / "moved")), SIDE).fingerprint
+    changed = load_data(config_of(tmp_path / "moved"), SIDE).fingerprint
     other = load_data(write(tmp_path / "moved", ["val", *SPLITS[1:]]), SIDE).fingerprint
     assert len({first, changed, other}) == 3
 
@@ -180,7 +185,7 @@ def test_broken_images_are_left_out_with_their_captions_and_named(photos: Path) 
     with pytest.raises(DataError, match=r"2 of 15 images.*5%.*02\.jpg") as caught:
         load_data(config, SIDE)
     assert "data.broken_share=0.14" in caught.value.hint
-    data = load_data(DataConfig(source=config.source, broken_share=0.2), SIDE)
+    data = load_data(config_of(config.source, broken_share=0.2), SIDE)
     assert any(note.startswith("left out 2: 2 because ") and "(02.jpg, 10.jpg)" in note for note in data.notes)
     assert "02.jpg" not in data.train.names
     assert data.held_out.names == ["09.jpg", "11.jpg"]
@@ -192,7 +197,7 @@ def test_a_training_image_that_is_also_held_out_is_not_trained_on(photos: Path) 
     config = write(photos, SPLITS)
     (photos / "03.jpg").write_bytes((photos / "10.jpg").read_bytes())
     for stream in ("never", "always"):
-        data = load_data(DataConfig(source=config.source, stream=stream), SIDE)
+        data = load_data(config_of(config.source, stream=stream), SIDE)
         assert "03.jpg" not in data.train.names
         assert len(data.train) == 9
         assert data.train.aspects is not None
@@ -209,18 +214,18 @@ def test_a_split_that_is_needed_must_be_there(photos: Path) -> None:
     config = write(photos, ["train"] * 4 + ["val"])
     (photos / "04.jpg").write_bytes(b"broken")
     with pytest.raises(DataError, match="No image of the split val can be used"):
-        load_data(DataConfig(source=config.source, broken_share=1.0), SIDE)
+        load_data(config_of(config.source, broken_share=1.0), SIDE)
 
 
 def test_images_and_rows_are_judged_apart(photos: Path) -> None:
     config = write(photos, SPLITS)
     (photos / "02.jpg").write_bytes(b"broken")  # 1 of 15 images, but two of 30 captions
-    limit = DataConfig(source=config.source, broken_share=0.06)
+    limit = config_of(config.source, broken_share=0.06)
     with pytest.raises(DataError, match="1 of 15 images cannot be used"):
         load_data(limit, SIDE)
     with open(photos / "captions.csv", "a", encoding="utf-8") as file:
         file.write("gone.jpg,one,train\ngone.jpg,two,train\n")
-    at_most = DataConfig(source=config.source, broken_share=0.07)
+    at_most = config_of(config.source, broken_share=0.07)
     assert len(load_data(at_most, SIDE).train) == 9  # 2 of 32 rows, and 1 of 15 images
     with open(photos / "captions.csv", "a", encoding="utf-8") as file:
         file.write("gone.jpg,three,train\n")
@@ -241,7 +246,7 @@ def test_a_split_without_a_usable_image_is_left_out_and_said(photos: Path) -> No
     config = write(photos, SPLITS)
     for at in (12, 13):
         (photos / f"{at}.jpg").write_bytes(b"broken")
-    data = load_data(DataConfig(source=config.source, broken_share=0.2), SIDE)
+    data = load_data(config_of(config.source, broken_share=0.2), SIDE)
     assert list(data.splits) == ["train", "val"]
     assert data.final[0] == "val"
     assert any("no image of the split test can be used" in note for note in data.notes)
@@ -288,7 +293,7 @@ def twins(folder: Path, count: int = 60) -> DataConfig:
             text.add_text("Comment", f"copy {which}")
             scene(at, (32, 24)).save(folder / f"{at:02}{which}.png", pnginfo=text)
             (folder / f"{at:02}{which}.txt").write_text(f"thing {at} {which}")
-    return DataConfig(source=str(folder))
+    return config_of(folder)
 
 
 def sides(data: DataSet) -> dict[str, set[str]]:
@@ -334,7 +339,7 @@ def test_near_copies_are_on_one_side_too(photos: Path) -> None:
         scene(at, (160, 120)).resize((80, 60)).save(photos / f"{at:02}b.jpg", quality=70)
         for which in "ab":
             (photos / f"{at:02}{which}.txt").write_text(f"thing {at}")
-    found = sides(load_data(DataConfig(source=str(photos)), SIDE))
+    found = sides(load_data(config_of(photos), SIDE))
     assert {len(own) for own in found.values()} == {1}
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -36,8 +37,8 @@ from lapclip.data.loading import StreamedPixels
 from lapclip.errors import ConfigError, LostRank, RankFailed, RunBusy, RunError
 from lapclip.machine import ranks as ranks_module
 from lapclip.machine.choose_device import device_of
-from lapclip.machine.ranks import ALONE, Ranks, join, leave_at_once
-from lapclip.runs.folder import Run, check_name
+from lapclip.machine.ranks import ALONE, Ranks, job, job_agent, join, leave_at_once
+from lapclip.runs.folder import Run, check_name, run_of_job
 from lapclip.runs.heartbeat import beat_of, write_beat
 from lapclip.together import MACHINES, Agreement
 from lapclip.training import sharded_update
@@ -710,3 +711,24 @@ if __name__ == "__main__":
     }
     tasks[what]()
     leave_at_once(0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the boot time is read from /proc")
+def test_a_job_is_known_after_the_clock_was_set(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(here / "runs" / "run")
+    run.path.mkdir(parents=True)
+    run.settings.write_text("")
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    write_beat(run.job, beat_of(os.getppid(), job()))
+    boot_time = psutil._pslinux.boot_time
+    monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot_time() + 3600)
+    found = run_of_job(job(), job_agent())
+    assert found is not None
+    assert found.name == "run"
+    assert run_of_job(job(), os.getpid()) is None  # another agent's
+    write_beat(run.job, replace(beat_of(os.getppid(), job()), began=1.0))  # one that is gone had its number
+    assert run_of_job(job(), job_agent()) is None
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    assert job_agent() is None
+    write_beat(run.job, replace(beat_of(os.getppid(), job()), began=1.0))
+    assert run_of_job(job(), job_agent()) is not None  # a job with a name may have a new agent

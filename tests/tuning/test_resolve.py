@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from lapclip.cli import tune as tuning_command
+from lapclip.commands import choose_recipe
 from lapclip.commands.train import train
 from lapclip.commands.tune import tune
-from lapclip.config import DataConfig, replace_in
+from lapclip.config import AUTO, DataConfig, replace_in
 from lapclip.data.batches import BatchPlan, prefetch
 from lapclip.data.sources.built_in import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
@@ -21,6 +22,8 @@ from lapclip.tuning import resolve
 from lapclip.tuning.resolve import choose_loader_threads
 from lapclip.tuning.search import Tuning
 
+from ..conftest import lapclip
+from ..small_runs import photos
 from .made import CONFIG, Clock, batch_of
 
 SMALL_RUN = [
@@ -179,3 +182,18 @@ def test_more_loader_threads_are_taken_only_where_they_are_faster(
 def test_loader_threads_that_are_asked_for_are_taken(plan: BatchPlan) -> None:
     assert choose_loader_threads(3, plan, 1.0) == (3, "asked for")
     assert choose_loader_threads("auto", plan, None)[0] == 1
+
+
+def test_an_open_recipe_is_the_one_that_train_would_take(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos(here / "photos", 12)
+    monkeypatch.setattr(choose_recipe, "towers_installed", lambda: True)
+    refused = lapclip("tune", "photos")
+    assert refused.returncode == 2
+    assert "The recipe heads has nothing to tune: only part of its model learns." in refused.stderr
+    assert "--recipe photos" in refused.stderr
+    monkeypatch.setattr(choose_recipe, "MAX_IMAGES_FOR_HEADS", 5)
+    source = f"data.source={json.dumps(str(here / 'photos'))}"
+    small = [*SMALL_RUN, "train.batch_size=4", "train.cheap_size=16", "train.dtype=float32"]
+    found = tune(AUTO, [source, *small], 1.0, clock=Clock())
+    assert found["recipe"] == "photos"
+    assert tuning_command.summary(found, "train")[0] == "recipe photos"

@@ -27,7 +27,7 @@ from lapclip.commands import resume as resuming
 from lapclip.commands import train as training
 from lapclip.commands import tune as tuning
 from lapclip.commands.run_setup import Callbacks
-from lapclip.config import flag_settings, recipe_for, recipe_from_nothing
+from lapclip.config import flag_settings, recipe_for
 from lapclip.errors import ConfigError, RunBusy
 from lapclip.machine.ranks import under_torchrun
 from lapclip.machine.torch_settings import compute_in_float32, plain_thread, torch_kept
@@ -272,7 +272,7 @@ def tune(
     data
         What to train on, in any form that `lapclip.train` takes.
     recipe
-        A recipe's name or a TOML file; without it, the one that trains from nothing.
+        A recipe's name or a TOML file; without it, the one that `lapclip.train` would take.
     seconds
         Time to spend. From 300 on, compiling is tried too.
     settings
@@ -283,7 +283,7 @@ def tune(
     with _working(progress) as shown:
         recipe, seconds = path_name(recipe, "recipe", A_RECIPE), as_number(seconds, "seconds") or 0.0
         asked = asked_settings(data, settings, shown.data_progress if shown else None)
-        chosen = recipe or recipe_from_nothing(asked.get("data.source"))
+        chosen = recipe_for(asked.get("data.source"), recipe)
         with held(asked):
             return tuning.tune(chosen, as_texts(asked), seconds, _callbacks(shown, CallbackListener(())))
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from lapclip.cli.display import display, loading
 from lapclip.cli.output import Common, emit, source_setting, typed
-from lapclip.config import recipe_from_nothing
+from lapclip.config import recipe_for
 from lapclip.suggest import command
 
 SHOWN = ("device", "towers", "dtype", "attention", "linear", "micro_batch", "threads", "loader_threads", "compile")
@@ -32,7 +32,7 @@ def tune(
     For example:
 
     - `lapclip tune`
-    - `lapclip tune photos/`
+    - `lapclip tune photos/ --recipe photos`
     - `lapclip tune --recipe seed --seconds 120`
     - `lapclip tune --set train.device=cpu --json`
 
@@ -55,10 +55,11 @@ def tune(
 
     with display() as shown:
         callbacks = Callbacks(data_progress=shown.data_progress, tuning_progress=shown.tuning_progress)
-        found = tune_recipe(recipe or recipe_from_nothing(data), [*source_setting(data), *settings], seconds, callbacks)
-    # `train` may take another recipe by itself than the one that was tuned.
-    named = [recipe or recipe_from_nothing(data)] if recipe or data else []
-    given = [*[data] * (data is not None), *(word for name in named for word in ("--recipe", name))]
+        asked = [*source_setting(data), *settings]
+        found = tune_recipe(recipe_for(data, recipe), asked, seconds, callbacks)
+    given = [] if data is None else [data]
+    if recipe is not None:
+        given += ["--recipe", recipe]
     again = command("train", *given, *(word for setting in settings for word in ("--set", setting)))
     emit(found, summary(found, again), common)
     return 0
@@ -66,7 +67,7 @@ def tune(
 
 def summary(found: dict[str, Any], train: str) -> list[str]:
     """What was chosen and why, and what was not."""
-    lines = []
+    lines = [f"recipe {escape(found['recipe'])}", ""]
     towers, why = [found["choices"][f"{tower}_device"] for tower in ("image", "text")], found["reasons"]
     both = f"image on {towers[0]}, text on {towers[1]}" if towers[0] != towers[1] else "on one device"
     choices, reasons = found["choices"] | {"towers": both}, why | {"towers": why["image_device"]}

@@ -20,7 +20,7 @@ from lapclip.config import (
     read_recipe,
 )
 from lapclip.data.sources import find_source
-from lapclip.data.table import Table, check_table
+from lapclip.data.table import Table, check_enough, check_table
 from lapclip.errors import ConfigError, LapclipError, RunError
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.folder import RUNS, find_run
@@ -121,7 +121,9 @@ def _check_data(recipe: str, settings: Sequence[str], config: DataConfig) -> str
             if recipe == AUTO:
                 check_towers(chosen.recipe)
             settled.append(chosen.recipe)
-            if not source.is_drawn:
+            if source.is_drawn:
+                check_enough(config, source.count_images(config))
+            else:
                 check_table(config, chosen.table or source.read_table(config))
         except LapclipError as error:
             faults.append(error)

@@ -167,7 +167,7 @@ def open_sets(
     found = [_evaluation_set(model, own, opened, own=True)]
     if not find_source(own.source).is_drawn:
         # Held-out scenes do not depend on how many there are for training, so hardly any are drawn for that.
-        scenes = load_data(DataConfig(train_pairs=2), view, progress)
+        scenes = load_data(DataConfig(train_pairs=2, min_pairs=2), view, progress)
         opened = EvaluationData("test", "held out from every run on scenes", scenes.splits["test"], (), [], None)
         found.append(_evaluation_set(model, DataConfig(), opened, own=False))
     for source in dict.fromkeys(request.checks):

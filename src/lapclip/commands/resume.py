@@ -56,7 +56,7 @@ from lapclip.machine import facts
 from lapclip.machine.choose_device import choose_compile, choose_devices, find_devices, prepare_device
 from lapclip.machine.device import Device
 from lapclip.machine.device_pair import DevicePair
-from lapclip.machine.ranks import ALONE, Ranks, job, join
+from lapclip.machine.ranks import ALONE, Ranks, job, job_agent, join
 from lapclip.machine.timing import Laps
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import temporary_folder
@@ -82,7 +82,7 @@ from lapclip.tuning.resolve import is_partly_frozen, refuse_what_cannot_fit
 def take_part(begin: Callable[[Ranks], Outcome], callbacks: Callbacks = Callbacks()) -> Outcome | None:
     """Under torchrun: begin on the rank that writes, and follow it on the others. Where this job has begun already and
     was started again, go on with its run. None for ranks that follow, and where the run is over."""
-    run = run_of_job(job())
+    run = run_of_job(job(), job_agent())
     with join(holds_run=run is not None, writer=writer_invited()) as ranks:
         check_place(ranks)
         if not ranks.writes:

@@ -6,14 +6,20 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lapclip.commands.run_setup import Callbacks, count_steps, fit_data, fit_vocabulary, make_plan
-from lapclip.config import build_config, parse_settings, read_recipe
+from lapclip.commands.run_setup import (
+    Callbacks,
+    count_steps,
+    fit_data,
+    fit_vocabulary,
+    make_plan,
+    read_request,
+)
+from lapclip.config import PHOTOS_RECIPE
 from lapclip.data.loading import load_data
 from lapclip.data.pixels import View
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import candidates
 from lapclip.machine.timing import Clock
-from lapclip.model.shapes import SHAPES
 from lapclip.suggest import train_command
 from lapclip.tuning.resolve import choose_loader_threads, is_partly_frozen, remember
 from lapclip.tuning.search import Search, describe
@@ -26,17 +32,22 @@ def tune(
     callbacks: Callbacks = Callbacks(),
     clock: Clock = time.perf_counter,
 ) -> dict[str, Any]:
-    """Find the fastest correct settings for a recipe here, and remember them for `train`."""
+    """Find the fastest correct settings for a recipe here, and remember them for `train`.
+
+    A recipe that is left open (`auto`) is the one that `train` would take.
+    """
     if seconds <= 0:
         raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="--seconds 60")
-    config = build_config([read_recipe(recipe), parse_settings(list(settings))], SHAPES)
+    request = read_request(recipe, settings, minutes=None)
+    config = request.config
     if is_partly_frozen(config):
+        train = train_command({"run": {"recipe": request.recipe, "asked": request.given}})
         raise ConfigError(
-            "There is nothing to tune where only part of a model learns, or where its towers are not ours.",
-            hint=train_command({"run": {"recipe": recipe, "asked": parse_settings(list(settings)).values}}),
+            f"The recipe {request.recipe} has nothing to tune: only part of its model learns.",
+            hint=f"{train}, or --recipe {PHOTOS_RECIPE} to tune training from scratch",
         )
     candidates(config.train)  # an unknown device is refused before images are drawn
-    data = load_data(config.data, View.of(config.model), callbacks.data_progress)
+    data = load_data(config.data, View.of(config.model), callbacks.data_progress, request.table)
     config, _ = fit_data(config, data, asked_batch=False)
     config, tokenizer, _ = fit_vocabulary(config, data)
     config, _ = count_steps(config, data, tokenizer)
@@ -46,4 +57,5 @@ def tune(
     if tuning.worth_remembering:
         remember(config, batch, tuning, seconds)
     loaders, why_loaders = choose_loader_threads(config.train.loader_threads, plan, tuning.seconds_a_step)
-    return {**describe(tuning, loaders, why_loaders), "remembered": tuning.worth_remembering}
+    found = describe(tuning, loaders, why_loaders)
+    return {"recipe": request.recipe, **found, "remembered": tuning.worth_remembering}

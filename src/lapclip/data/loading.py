@@ -42,7 +42,9 @@ from lapclip.data.table import (
     Table,
     by_reason,
     check_broken,
+    check_enough,
     check_table,
+    count_for_training,
     note_on_numbers,
     some,
 )
@@ -196,6 +198,7 @@ def load_data(
     view = as_view(view)
     side, source = view.side, find_source(config.source)
     if source.is_drawn:
+        check_enough(config, source.count_images(config))
         return source.draw(config, side, progress)
     table = table or source.read_table(config)
     check_table(config, table)
@@ -255,6 +258,7 @@ def load_data(
         del found[split]
 
     used = to_learn | to_score
+    check_enough(config, count_for_training([table.rows[at] for at in used]))
     how_split, note_on_copies = _about_splits(config, table, splits, signatures, used)
     notes = [
         table.how,

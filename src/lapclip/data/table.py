@@ -19,10 +19,10 @@ import numpy as np
 from PIL import Image
 
 from lapclip.config import DataConfig
-from lapclip.data.splits import assign_splits, check_trainable, split_named
+from lapclip.data.splits import TRAIN, assign_splits, check_trainable, split_named
 from lapclip.errors import DataError
 from lapclip.paths import check_size, read_bytes
-from lapclip.suggest import command
+from lapclip.suggest import command, source_word
 from lapclip.text import counted, printable
 
 
@@ -198,7 +198,23 @@ def check_table(config: DataConfig, table: Table) -> None:
     """Refuse what can be refused before any image is read: too many rows that cannot be used, or nothing to train on or
     to choose the best model with. What copies and broken images change shows later."""
     check_broken(config, table, [])
+    check_enough(config, count_for_training(table.rows))
     check_trainable(assign_splits(table.rows, config.seed, held_out=config.held_out))
+
+
+def count_for_training(rows: Sequence[Row]) -> int:
+    """Return the number of images, without those that the data itself holds out."""
+    return sum(row.split in ("", TRAIN) for row in rows)
+
+
+def check_enough(config: DataConfig, pairs: int) -> None:
+    """Refuse data with fewer images for training than `data.min_pairs`."""
+    if 0 < pairs < config.min_pairs:  # none at all has a message of its own
+        source = printable(source_word(config.source))
+        raise DataError(
+            f"Training needs at least {config.min_pairs:,} pairs; {source} has {pairs:,}.",
+            hint="more images with captions, or --set data.min_pairs=2",
+        )
 
 
 def check_broken(config: DataConfig, table: Table, broken: Sequence[Skipped]) -> None:

@@ -75,6 +75,7 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun puts into the environment of every process."""
 ENDPOINT = "PET_RDZV_ENDPOINT"
 """Where torchrun takes the address of the rendezvous from, unless it is on its command line."""
+UNNAMED = "none"  # torchrun's word for a job without --rdzv-id
 _FAILED, _BACKEND, _EARLY = "failed", "backend", "early"
 
 
@@ -93,12 +94,14 @@ def leave_at_once(status: int) -> NoReturn:
 
 
 def job() -> str:
-    """What the processes of one start of torchrun have in common, those that it starts again included."""
-    given = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    if given == "none":  # nobody named it: then it is the agent that tells it from others
-        agent = psutil.Process().parent()
-        given = f"{agent.pid} {agent.create_time()}" if agent else str(os.getppid())
-    return json.dumps([given, *sys.argv[1:]])
+    """Return what the processes of one job of torchrun have in common: its name and their arguments."""
+    return json.dumps([os.environ.get("TORCHELASTIC_RUN_ID", UNNAMED), *sys.argv[1:]])
+
+
+def job_agent() -> int | None:
+    """Return the process that tells a job without a name from others; None for one with a name."""
+    unnamed = os.environ.get("TORCHELASTIC_RUN_ID", UNNAMED) == UNNAMED
+    return os.getppid() if unnamed else None
 
 
 @contextmanager

@@ -511,11 +511,16 @@ def find_unfinished_run(name: str | None) -> Run:
     )
 
 
-def run_of_job(job: str) -> Run | None:
-    """The newest run in this folder that a job of torchrun has worked on."""
+def run_of_job(job: str, agent: int | None = None) -> Run | None:
+    """Return the newest run in this folder that a job of torchrun has worked on.
+
+    `agent` is the process that started it, for a job without a name.
+    """
     for run in reversed(all_runs()):
         beat = read_beat(run.job)
-        if beat is not None and beat.about == job:
+        if beat is None or beat.about != job:
+            continue
+        if agent is None or (beat.process == agent and beat.is_here and beat.alive):
             return run
     return None
 

@@ -71,7 +71,7 @@ def test_a_format_of_files_needs_its_own_class_and_nothing_else(tmp_path: Path) 
     assert (whole.kind, whole.how) == ("lists", "2 lists: lists of names")
     assert len(read_table(DataConfig(source=str(tmp_path / "train.list"))).rows) == 2
     assert len(read_table(DataConfig(source=str(tmp_path / "*.list"))).rows) == 3
-    assert len(load_data(DataConfig(source=str(tmp_path)), 8).train) == 2
+    assert len(load_data(DataConfig(source=str(tmp_path), min_pairs=2), 8).train) == 2
 
 
 @pytest.mark.usefixtures("registry")
@@ -110,7 +110,7 @@ def test_a_built_in_source_needs_its_own_class_and_nothing_else(tmp_path: Path) 
                 collector.add(ImageFile(path, path.name), f"shade {shade}", "val" if shade > 7 else "train", path.name)
             return collector.table(self.name, "squares")
 
-    config = DataConfig(source="squares")
+    config = DataConfig(source="squares", min_pairs=2)
     assert absolute("squares") == "squares"
     assert find_source("squares").count_images(config) == 8
     assert {split: len(pairs) for split, pairs in load_data(config, 8).splits.items()} == {"train": 8, "val": 2}

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from lapclip.config import DataConfig
 from lapclip.data.guess_columns import NotATable
-from lapclip.data.splits import TRAIN, split_named
-from lapclip.data.table import RowCollector, Table
+from lapclip.data.splits import split_named
+from lapclip.data.table import RowCollector, Table, count_for_training
 
 if TYPE_CHECKING:
     from lapclip.data.dataset import DataSet
@@ -64,8 +64,7 @@ class Source:
         No image is opened, so how many of them will be held out by content is not known yet. Pass `table` if it was
         read already.
         """
-        rows = (table or self.read_table(config)).rows
-        return sum(row.split in ("", TRAIN) for row in rows)
+        return count_for_training((table or self.read_table(config)).rows)
 
 
 class Specificity(IntEnum):
