@@ -25,7 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from lapclip.commands.evaluate import EvaluationRequest, choose_data, evaluate, find_model, open_data
+from lapclip.commands.evaluate import (
+    EvaluationRequest,
+    choose_data,
+    evaluate,
+    find_model,
+    open_data,
+)
 from lapclip.embedder import load
 from lapclip.runs.events import read_events
 
@@ -52,7 +58,12 @@ def last_blocks(wanted: argparse.Namespace) -> dict[str, Any]:
     """The recipe last-blocks after heads, with the time of both."""
     trained(wanted, "heads", ["--recipe", "heads"])
     return captions_found(
-        wanted, "last-blocks", (0.265, 0.29), 40, ["--recipe", "last-blocks", "--from", "heads"], after="heads"
+        wanted,
+        "last-blocks",
+        (0.265, 0.29),
+        40,
+        ["--recipe", "last-blocks", "--from", "heads"],
+        after="heads",
     )
 
 
@@ -62,7 +73,11 @@ def single_words(wanted: argparse.Namespace) -> dict[str, Any]:
     trained(wanted, "heads", ["--recipe", "heads"])
     found = evaluated("heads")["short_questions"]["map"]
     more = found / BEFORE
-    tell(f"single words, heads: mAP {found:.3f}, {more:.2f}x of {BEFORE} before", more >= 1.35, "1.35x")
+    tell(
+        f"single words, heads: mAP {found:.3f}, {more:.2f}x of {BEFORE} before",
+        more >= 1.35,
+        "1.35x",
+    )
     return {"map": found, "ratio": more}
 
 
@@ -72,7 +87,11 @@ def photos(wanted: argparse.Namespace) -> dict[str, Any]:
     seconds = trained(wanted, "photos", ["--recipe", "photos"])
     found = finished("photos")["t2i_r10"]
     in_time = seconds is None or seconds <= 25 * 60
-    tell(f"photos: T2I R@10 {found:.1%} in {minutes(seconds)}", found >= 0.28 and in_time, "28 % in 25 min")
+    tell(
+        f"photos: T2I R@10 {found:.1%} in {minutes(seconds)}",
+        found >= 0.28 and in_time,
+        "28 % in 25 min",
+    )
     return {"t2i_r10": found, "seconds": seconds}
 
 
@@ -89,11 +108,17 @@ def first_run(wanted: argparse.Namespace) -> dict[str, Any]:
 def probe(wanted: argparse.Namespace) -> dict[str, Any]:
     """How long `lapclip probe` takes for the installed towers, of these at most two of each kind."""
     began = time.monotonic()
-    found = command("probe", wanted.data, "--json", "--towers", wanted.towers, "--texts", wanted.texts)
+    found = command(
+        "probe", wanted.data, "--json", "--towers", wanted.towers, "--texts", wanted.texts
+    )
     seconds = time.monotonic() - began
     for pair in found["pairs"]:
-        print(f"  {pair['image']} and {pair['text']}: {pair['t2i_r1']:.1%}, trained {pair['predicted']['t2i_r1']:.1%}")
-    tell(f"probe: {len(found['pairs'])} pairs in {seconds:.0f} s", seconds <= 90, "90 s for 2 and 2")
+        print(
+            f"  {pair['image']} and {pair['text']}: {pair['t2i_r1']:.1%}, trained {pair['predicted']['t2i_r1']:.1%}"
+        )
+    tell(
+        f"probe: {len(found['pairs'])} pairs in {seconds:.0f} s", seconds <= 90, "90 s for 2 and 2"
+    )
     return {"pairs": found["pairs"], "seconds": seconds}
 
 
@@ -118,13 +143,17 @@ def hubness(wanted: argparse.Namespace) -> dict[str, Any]:
     found = evaluated(wanted.model)["hubness"]
     whole, short = found["whole"], found.get("short")
     for name in ("t2i_r1", "t2i_r5", "t2i_r10"):
-        print(f"whole captions, {name:<8} without {whole[name]:.1%}, with {whole[f'{name}_with']:.1%}")
+        print(
+            f"whole captions, {name:<8} without {whole[name]:.1%}, with {whole[f'{name}_with']:.1%}"
+        )
     interval = f"{whole['gain_low']:.4f} to {whole['gain_high']:.4f}"
     print(
         f"  share {whole['share']}, gain of the mean reciprocal rank {whole['gain']:.4f} ({interval}), {whole['used']=}"
     )
     if short:
-        print(f"short questions, mAP of words without {short['map']:.4f}, with {short['map_with']:.4f}")
+        print(
+            f"short questions, mAP of words without {short['map']:.4f}, with {short['map_with']:.4f}"
+        )
         interval = f"{short['gain_low']:.4f} to {short['gain_high']:.4f}"
         print(
             f"  share {short['share']}, gain over words and phrases {short['gain']:.4f} ({interval}), {short['used']=}"
@@ -140,7 +169,9 @@ def short_questions(wanted: argparse.Namespace) -> dict[str, Any]:
         if kind:
             sure = f"{kind['map_low']:.3f} to {kind['map_high']:.3f}, over questions"
             alone = f"words alone {kind['words_alone']} (model there {kind['map_others']})"
-            print(f"{kind['questions']} {name}: mAP {kind['map']:.3f} ({sure}), chance {kind['chance']:.3f}, {alone}")
+            print(
+                f"{kind['questions']} {name}: mAP {kind['map']:.3f} ({sure}), chance {kind['chance']:.3f}, {alone}"
+            )
             print(f"  first five right {kind['first_five']:.1%}")
     return found
 
@@ -152,7 +183,9 @@ def library_size(wanted: argparse.Namespace) -> dict[str, Any]:
     model = find_model(request)
     embedder = load(model.path, "cpu")
     config, _ = choose_data(model, request)
-    images, texts, owner = embedder.encode_pairs(open_data(config, embedder.view, "val", "", None).pairs)
+    images, texts, owner = embedder.encode_pairs(
+        open_data(config, embedder.view, "val", "", None).pairs
+    )
     scores = texts @ images.T
     better = (scores >= np.take_along_axis(scores, owner[:, None], 1)).sum(axis=1) - 1
     found = {}
@@ -160,9 +193,17 @@ def library_size(wanted: argparse.Namespace) -> dict[str, Any]:
         if count <= len(images):
             # None of the better ones is among the others that are drawn.
             drawn = np.arange(count - 1)
-            share = np.prod(np.clip((len(images) - 1 - better[:, None] - drawn) / (len(images) - 1 - drawn), 0, 1), 1)
+            share = np.prod(
+                np.clip(
+                    (len(images) - 1 - better[:, None] - drawn) / (len(images) - 1 - drawn), 0, 1
+                ),
+                1,
+            )
             found[count] = float(share.mean())
-            print(f"among {count:>5,} images a caption finds its own first in {found[count]:.0%} of cases", flush=True)
+            print(
+                f"among {count:>5,} images a caption finds its own first in {found[count]:.0%} of cases",
+                flush=True,
+            )
     return found
 
 
@@ -181,7 +222,9 @@ def captions_found(
         seconds = None if before is None else seconds + before
     found = evaluated(name)["hubness"]["whole"]
     without, corrected = found["t2i_r1"], found["t2i_r1_with"]
-    met = without >= goals[0] and corrected >= goals[1] and (seconds is None or seconds <= 60 * most)
+    met = (
+        without >= goals[0] and corrected >= goals[1] and (seconds is None or seconds <= 60 * most)
+    )
     what = f"{name}: T2I R@1 {without:.1%}, corrected {corrected:.1%}, in {minutes(seconds)}"
     tell(what, met, f"{goals[0]:.1%} / {goals[1]:.1%} in {most} min")
     return {"t2i_r1": without, "t2i_r1_with": corrected, "seconds": seconds}
@@ -192,7 +235,9 @@ def trained(wanted: argparse.Namespace, name: str, arguments: list[str]) -> floa
     if not (Path("runs") / name / "events.jsonl").exists():
         began = time.monotonic()
         command("train", wanted.data, *arguments, "--name", name, "--json")
-        (Path("runs") / name / "answers.json").write_text(json.dumps({"seconds": time.monotonic() - began}))
+        (Path("runs") / name / "answers.json").write_text(
+            json.dumps({"seconds": time.monotonic() - began})
+        )
     return seconds_of(name)
 
 
@@ -215,20 +260,29 @@ def evaluated(model: str) -> dict[str, Any]:
 
 
 def command(*arguments: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-m", "lapclip", *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "lapclip", *arguments], stdout=subprocess.PIPE, text=True, check=True
+    )
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def json_of(*script: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, str(HERE / script[0]), *script[1:]], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, str(HERE / script[0]), *script[1:]],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     print(done.stdout.rstrip().rpartition("\n")[0])
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def minutes(seconds: float | None) -> str:
-    return "a time that is not known: the run was there" if seconds is None else f"{seconds / 60:.1f} min"
+    return (
+        "a time that is not known: the run was there"
+        if seconds is None
+        else f"{seconds / 60:.1f} min"
+    )
 
 
 def tell(what: str, met: bool, goal: object) -> None:
@@ -236,16 +290,27 @@ def tell(what: str, met: bool, goal: object) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("rows", nargs="*", help="which rows; all without")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--data", default="flickr8k", help="photos with captions and the splits train and val")
+    parser.add_argument(
+        "--data", default="flickr8k", help="photos with captions and the splits train and val"
+    )
     parser.add_argument("--model", default="heads", help="of the rows hubness and short_questions")
-    parser.add_argument("--towers", default="efficientnet-lite0", help="of the row probe: names, by commas")
+    parser.add_argument(
+        "--towers", default="efficientnet-lite0", help="of the row probe: names, by commas"
+    )
     parser.add_argument("--texts", default="minilm-l6")
     wanted = parser.parse_args()
     if wanted.list:
-        print("\n".join(f"{name:<16} {(function.__doc__ or '').splitlines()[0]}" for name, function in ROWS.items()))
+        print(
+            "\n".join(
+                f"{name:<16} {(function.__doc__ or '').splitlines()[0]}"
+                for name, function in ROWS.items()
+            )
+        )
         return
     print(json.dumps({name: ROWS[name](wanted) for name in wanted.rows or ROWS}))
 

@@ -38,11 +38,17 @@ BUSY_LOOP = [sys.executable, "-c", "while True: pass"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--spin", nargs="+", default=["default", "500", "1000", "2000", "5000", "10000", "passive"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--spin", nargs="+", default=["default", "500", "1000", "2000", "5000", "10000", "passive"]
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--peer", action="store_true", help="OpenCLIP's training step instead of `lapclip train`")
+    parser.add_argument(
+        "--peer", action="store_true", help="OpenCLIP's training step instead of `lapclip train`"
+    )
     parser.add_argument("--peer-steps", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peer_steps:
@@ -56,17 +62,32 @@ def main() -> None:
             for load in LOADS:
                 for spin in options.spin:
                     measured = measure(
-                        Path(folder), f"{round_number}-{load}-{spin}".replace(" ", "-"), load, spin, options
+                        Path(folder),
+                        f"{round_number}-{load}-{spin}".replace(" ", "-"),
+                        load,
+                        spin,
+                        options,
                     )
                     rates.setdefault((load, spin), []).extend(measured)
                     print(
-                        f"{load}, {spin}: {', '.join(f'{rate:,.0f}' for rate in measured)}", file=sys.stderr, flush=True
+                        f"{load}, {spin}: {', '.join(f'{rate:,.0f}' for rate in measured)}",
+                        file=sys.stderr,
+                        flush=True,
                     )
     print_table(rates, options.spin)
-    print(json.dumps([{"load": load, "spin": spin, "pairs_per_second": seen} for (load, spin), seen in rates.items()]))
+    print(
+        json.dumps(
+            [
+                {"load": load, "spin": spin, "pairs_per_second": seen}
+                for (load, spin), seen in rates.items()
+            ]
+        )
+    )
 
 
-def measure(folder: Path, name: str, load: str, spin: str, options: argparse.Namespace) -> list[float]:
+def measure(
+    folder: Path, name: str, load: str, spin: str, options: argparse.Namespace
+) -> list[float]:
     """Return the pairs per second of each run under a load."""
     with busy_loops(2 if load == "two busy loops" else 0):
         runs = step_times(folder, name, spin, 2 if load == "two runs" else 1, options)
@@ -78,9 +99,15 @@ def measure(folder: Path, name: str, load: str, spin: str, options: argparse.Nam
     return rates
 
 
-def step_times(folder: Path, name: str, spin: str, count: int, options: argparse.Namespace) -> list[list[float]]:
+def step_times(
+    folder: Path, name: str, spin: str, count: int, options: argparse.Namespace
+) -> list[list[float]]:
     """Return when each step of each of `count` simultaneous runs ended."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
     if spin == "passive":
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
     else:
@@ -90,11 +117,25 @@ def step_times(folder: Path, name: str, spin: str, count: int, options: argparse
         if options.peer:
             command = [sys.executable, __file__, "--peer-steps", str(options.steps)]
         else:
-            command = [sys.executable, "-m", "lapclip", "train", "--name", f"{name}-{number}", "--json"]
+            command = [
+                sys.executable,
+                "-m",
+                "lapclip",
+                "train",
+                "--name",
+                f"{name}-{number}",
+                "--json",
+            ]
             for key, value in {**FIXED, "train.steps": options.steps}.items():
                 command += ["--set", f"{key}={value}"]
         processes.append(
-            subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
         )
     outputs = [process.communicate()[0] for process in processes]
     if any(process.returncode for process in processes):

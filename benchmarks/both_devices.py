@@ -25,7 +25,13 @@ import torch
 from lapclip.compare import random_batch
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
-from lapclip.machine.choose_device import choose_compile, choose_device, default_threads, pair_of, prepare_device
+from lapclip.machine.choose_device import (
+    choose_compile,
+    choose_device,
+    default_threads,
+    pair_of,
+    prepare_device,
+)
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import Device
 from lapclip.machine.timing import Stopwatch, timed
@@ -60,7 +66,9 @@ class Row:
 
 
 ROWS = [
-    Row("mini", 32, "image", compile="none"),  # launched one operation at a time; the others are recorded
+    Row(
+        "mini", 32, "image", compile="none"
+    ),  # launched one operation at a time; the others are recorded
     Row("mini", 256, "text"),
     Row("seed", 12, "image", "bfloat16"),
     Row("seed", 8, "text"),
@@ -83,7 +91,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=default_threads(), help="of the CPU")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=200.0, help="rows that would begin later are left out")
+    parser.add_argument(
+        "--seconds", type=float, default=200.0, help="rows that would begin later are left out"
+    )
     options = parser.parse_args()
     accelerator, _ = choose_device(options.device)
     ends = time.perf_counter() + options.seconds
@@ -96,7 +106,11 @@ def main() -> None:
             found = measure(row, accelerator, options.threads, options.rounds)
         except Exception as error:  # the other rows still say something
             traceback.print_exc()
-            found = {"model": row.model, "batch": row.batch, "failed": f"{type(error).__name__}: {error}"[:500]}
+            found = {
+                "model": row.model,
+                "batch": row.batch,
+                "failed": f"{type(error).__name__}: {error}"[:500],
+            }
         rows.append(found)
         print(f"{row.name}: FAILED" if "failed" in found else text(row, found), flush=True)
     errors = [abs(found["error"]) for found in rows if "error" in found]
@@ -146,7 +160,8 @@ def measure(row: Row, accelerator: Device, threads: int, rounds: int) -> dict[st
         found = time_parts(split, batch)
         steps = {"split": split, "alone": alone}
         spent = {
-            name: timed(lambda step=step: step(batch, 1, 0.0, off)(), pair.synchronise) for name, step in steps.items()
+            name: timed(lambda step=step: step(batch, 1, 0.0, off)(), pair.synchronise)
+            for name, step in steps.items()
         }
         if turn:
             parts.append(found)
@@ -196,7 +211,9 @@ def step_on(row: Row, device: Device, threads: int, **changes: Any) -> AnyStep:
     return make_step(CLIP(SHAPES[row.model], seed=1).place(device), train, device)
 
 
-def differences(row: Row, batch: Batch, pair: Device, alone: Device, threads: int) -> tuple[float, float]:
+def differences(
+    row: Row, batch: Batch, pair: Device, alone: Device, threads: int
+) -> tuple[float, float]:
     """How far loss and gradients on two devices are from one device's, relative; steps of no length, so that the last
     one, which is replayed where it can be recorded, is computed from the same weights."""
     losses, gradients = [], []
@@ -205,7 +222,9 @@ def differences(row: Row, batch: Batch, pair: Device, alone: Device, threads: in
         off = Stopwatch(device.synchronise, on=False)
         metrics = [step(batch, 1, 0.0, off)() for _ in range(WARM_UP + 2)]
         losses.append(metrics[-1].loss)
-        gradients.append([p.grad.double().cpu() for p in step.model.parameters() if p.grad is not None])
+        gradients.append(
+            [p.grad.double().cpu() for p in step.model.parameters() if p.grad is not None]
+        )
         del step
         device.release_memory()
     assert len(gradients[0]) == len(gradients[1]), "both learn the same weights"

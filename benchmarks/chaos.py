@@ -121,7 +121,11 @@ def plan_case(seed: int, number: int, kinds: list[str]) -> Plan:
     chance = Random(f"chaos {seed} {number}")
     weights = {"index": 2, "export": 2} | dict.fromkeys(VARIANTS, 4)
     suitable = {
-        scenario: [kind for kind in kinds if (kind in RUN_KINDS if scenario in VARIANTS else kind.startswith(scenario))]
+        scenario: [
+            kind
+            for kind in kinds
+            if (kind in RUN_KINDS if scenario in VARIANTS else kind.startswith(scenario))
+        ]
         for scenario in weights
     }
     open_to = [scenario for scenario in weights if suitable[scenario]]
@@ -230,7 +234,11 @@ class Bench:
 
     def settings(self, variant: str) -> list[str]:
         chosen = [*VARIANTS[variant], *COMMON]
-        return [word for one in chosen for word in ("--set", one.format(photos=self.photos, base=self.base))]
+        return [
+            word
+            for one in chosen
+            for word in ("--set", one.format(photos=self.photos, base=self.base))
+        ]
 
     def environment(self, folder: Path, own_cache: bool = False) -> dict[str, str]:
         signals = folder / "signals"
@@ -257,7 +265,9 @@ class Bench:
         draw_images(self.photos, PHOTOS, captions=True)
         draw_images(self.album, ALBUM, captions=False)
         (self.album / "broken.jpg").write_bytes(b"\xff\xd8 no image")
-        self._undisturbed("scenes", "train", "--name", RUN, *self.settings("scenes"))  # the others start from it
+        self._undisturbed(
+            "scenes", "train", "--name", RUN, *self.settings("scenes")
+        )  # the others start from it
         work: list[Callable[[], None]] = [
             partial(self._undisturbed, variant, "train", "--name", RUN, *self.settings(variant))
             for variant in VARIANTS if variant != "scenes"
@@ -286,12 +296,18 @@ def draw_images(folder: Path, count: int, *, captions: bool) -> None:
     folder.mkdir()
     draw = np.random.default_rng(0)
     for at in range(count):
-        name, colour = [("red", (200, 30, 30)), ("green", (30, 180, 30)), ("blue", (30, 30, 200))][at % 3]
+        name, colour = [("red", (200, 30, 30)), ("green", (30, 180, 30)), ("blue", (30, 30, 200))][
+            at % 3
+        ]
         stains = np.clip(draw.integers(0, 90, (6, 8, 3)) + colour, 0, 255).astype(np.uint8)
         Image.fromarray(stains).resize((480, 360)).save(folder / f"{at:04}.jpg", quality=90)
         if captions:
-            words = " ".join(["plain", "old", "wet", "cracked"][int(digit)] for digit in np.base_repr(at, 4))
-            (folder / f"{at:04}.txt").write_text(f"a {name} wall, {words}\n{words} {name} paint\n", encoding="utf-8")
+            words = " ".join(
+                ["plain", "old", "wet", "cracked"][int(digit)] for digit in np.base_repr(at, 4)
+            )
+            (folder / f"{at:04}.txt").write_text(
+                f"a {name} wall, {words}\n{words} {name} paint\n", encoding="utf-8"
+            )
 
 
 class Case:
@@ -330,7 +346,9 @@ class Case:
     def fail(self, what: str, text: str) -> None:
         kind = self.found.faults[-1] if self.found.faults else ""
         failure = {"what": what, "kind": kind, "text": text}
-        if failure not in self.found.failures:  # the same command may fail in the same way until tries are used up
+        if (
+            failure not in self.found.failures
+        ):  # the same command may fail in the same way until tries are used up
             self.say(f"FAILURE, {what}: {text}")
             self.found.failures.append(failure)
 
@@ -349,17 +367,34 @@ class Case:
         self.say(f"ended with {status}" + "".join(f"\n          | {line[:200]}" for line in tail))
         crashed = status < 0 and -status not in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
         if "Fatal Python error: init_" in said:
-            return status, said  # Ctrl-C while Python itself starts, before a line of lapclip has run
-        if "Traceback (most recent call last)" in said or "A fault in lapclip" in said or status == 1 or crashed:
-            self.fail("tracebacks", f"{shlex.join(child.command)[-60:]} ended with {status}: {said[-300:]}")
-        elif status > 0 and status not in (130, 143) and not re.search(r"Try: |lapclip [a-z]", said):
-            self.fail("unadvised", f"{shlex.join(child.command)[-60:]} ended with {status}: {said[-300:]}")
+            return (
+                status,
+                said,
+            )  # Ctrl-C while Python itself starts, before a line of lapclip has run
+        if (
+            "Traceback (most recent call last)" in said
+            or "A fault in lapclip" in said
+            or status == 1
+            or crashed
+        ):
+            self.fail(
+                "tracebacks",
+                f"{shlex.join(child.command)[-60:]} ended with {status}: {said[-300:]}",
+            )
+        elif (
+            status > 0 and status not in (130, 143) and not re.search(r"Try: |lapclip [a-z]", said)
+        ):
+            self.fail(
+                "unadvised", f"{shlex.join(child.command)[-60:]} ended with {status}: {said[-300:]}"
+            )
         return status, said
 
     def must_end(self, child: Child, after: str) -> None:
         if not child.wait():
             self.end(child)
-            raise Hung(f"{shlex.join(child.command)[-60:]} did not end within {LIMIT:g} s after {after}")
+            raise Hung(
+                f"{shlex.join(child.command)[-60:]} did not end within {LIMIT:g} s after {after}"
+            )
 
     def until(self, child: Child, condition: Callable[[], bool], seconds: float = LIMIT) -> bool:
         """Wait for a condition; False where the process ends first, or it takes too long."""
@@ -399,7 +434,11 @@ class Case:
         try:
             for fault in self.plan.faults:
                 first = self.newest_step()
-                reached = partial(lambda first, steps: self.newest_step() >= first + steps, first, fault.steps or 0)
+                reached = partial(
+                    lambda first, steps: self.newest_step() >= first + steps,
+                    first,
+                    fault.steps or 0,
+                )
                 if not self.await_moment(child, fault, reached) and self.is_finished():
                     break
                 child = self.apply(fault, child)
@@ -517,7 +556,9 @@ class Case:
         """As the end of the events says, whatever else is there."""
         with suppress(OSError), open(self.events, "rb") as file:
             file.seek(max(0, self.events.stat().st_size - 8192))
-            return max([0, *map(int, re.findall(rb'"type":"step","time":[^,]*,"step":(\d+)', file.read()))])
+            return max(
+                [0, *map(int, re.findall(rb'"type":"step","time":[^,]*,"step":(\d+)', file.read()))]
+            )
         return 0
 
     def count_events(self, kind: str) -> int:
@@ -541,15 +582,23 @@ class Case:
                 wrong |= {event["step"]} if event["loss"] != losses.get(event["step"]) else set()
         if set(found) != set(losses) or not self.is_finished():
             missing = sorted(set(losses) - set(found))
-            self.fail("lost", f"not finished, or steps are missing: {len(missing)}, from {missing[:1]}")
+            self.fail(
+                "lost", f"not finished, or steps are missing: {len(missing)}, from {missing[:1]}"
+            )
             return
         if wrong:
             self.found.differing += len(wrong)
             self.fail("differing", f"{len(wrong)} losses differ, the first at step {min(wrong)}")
-        ends = [next(event for event in reversed(every) if event["type"] == "finished") for every in (want, got)]
+        ends = [
+            next(event for event in reversed(every) if event["type"] == "finished")
+            for every in (want, got)
+        ]
         if ends[0]["evaluation"] != ends[1]["evaluation"] or ends[0]["step"] != ends[1]["step"]:
             self.found.differing += 1
-            self.fail("differing", f"the final metrics differ: {ends[0]['evaluation']} and {ends[1]['evaluation']}")
+            self.fail(
+                "differing",
+                f"the final metrics differ: {ends[0]['evaluation']} and {ends[1]['evaluation']}",
+            )
         for weights in (reference / "model").glob("*.safetensors"):
             if digest(weights) != digest(self.run / "model" / weights.name):
                 self.found.differing += 1
@@ -558,7 +607,11 @@ class Case:
             self.fail("tracebacks", "in log.txt")
 
     def _start_reader(self) -> Child:
-        return Child([sys.executable, str(Path(__file__).resolve()), "--reader"], self.folder, self.environment)
+        return Child(
+            [sys.executable, str(Path(__file__).resolve()), "--reader"],
+            self.folder,
+            self.environment,
+        )
 
     def _end_reader(self, reader: Child) -> None:
         if not reader.wait():
@@ -575,7 +628,9 @@ class Case:
         data = self.folder / "data"
         for fault in self.plan.faults:
             child = self.start(*self.bench.search())
-            late = replace(fault, seconds=10 * fault.seconds) if fault.steps else fault  # indexing takes seconds
+            late = (
+                replace(fault, seconds=10 * fault.seconds) if fault.steps else fault
+            )  # indexing takes seconds
             if self.await_moment(child, late, lambda: any(data.rglob("pictures.db"))):
                 self.disturb_writer(child, fault)
             self.must_end(child, fault.kind)
@@ -585,7 +640,10 @@ class Case:
         status, said = self.end(child)
         want = index_content((self.bench.reference("index") / "said").read_text(encoding="utf-8"))
         if status or index_content(said) != want:
-            self.fail("lost" if status else "differing", "the index is not that which was made undisturbed")
+            self.fail(
+                "lost" if status else "differing",
+                "the index is not that which was made undisturbed",
+            )
             self.found.differing += not status
 
     def disturb_export(self) -> None:
@@ -611,7 +669,9 @@ class Case:
         if fault.kind.endswith("full-disk"):
             self.fill_disk(child, fault, [0, 4096, 50_000], most=6.0)
             return
-        number = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT][int(4 * fault.share)]
+        number = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT][
+            int(4 * fault.share)
+        ]
         self.applied(fault.kind, number.name)
         child.signal(number)
 
@@ -620,9 +680,14 @@ class Case:
         want, got = ({path.relative_to(folder): digest(path) for path in folder.rglob("*") if path.is_file()}
                      for folder in (self.bench.reference(f"export-{to}") / "out", self.folder / "out"))  # fmt: skip
         timed = {Path("README.md"), Path("lapclip.json")}
-        if set(want) != set(got) or any(want[name] != got[name] for name in want if name not in timed):
+        if set(want) != set(got) or any(
+            want[name] != got[name] for name in want if name not in timed
+        ):
             self.found.differing += 1
-            self.fail("differing", f"the export is not that which was made undisturbed: {sorted(map(str, got))}")
+            self.fail(
+                "differing",
+                f"the export is not that which was made undisturbed: {sorted(map(str, got))}",
+            )
 
 
 class Hung(Exception):
@@ -710,7 +775,9 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
     _, mark, after = rest.partition(end)
     if not mark:
         sys.exit(f"{page} has no {begin} and {end}.")
-    page.write_text(f"{before}{begin}\n{table(result)}\n{end}{after}", encoding="utf-8", newline="\n")
+    page.write_text(
+        f"{before}{begin}\n{table(result)}\n{end}{after}", encoding="utf-8", newline="\n"
+    )
 
 
 def sum_up(found: list[Outcome], options: argparse.Namespace, seconds: float) -> dict[str, Any]:
@@ -742,10 +809,14 @@ def sum_up(found: list[Outcome], options: argparse.Namespace, seconds: float) ->
             "machine": f"{platform.system()} with {os.cpu_count()} cores, Python {platform.python_version()}, "
             f"torch {importlib.metadata.version('torch')}",
         },
-        "kinds": {kind: {name: row[name] for name in names} for kind, row in rows.items() if row["faults"]},
+        "kinds": {
+            kind: {name: row[name] for name in names} for kind, row in rows.items() if row["faults"]
+        },
         "all": {name: every[name] for name in names},
         "looks": sum(case.looks for case in found),
-        "failures": [asdict(case) | {"repeat": repeat(case, options)} for case in found if case.failures],
+        "failures": [
+            asdict(case) | {"repeat": repeat(case, options)} for case in found if case.failures
+        ],
     }
 
 
@@ -755,7 +826,11 @@ def repeat(case: Outcome, options: argparse.Namespace) -> str:
 
 def run_cases(bench: Bench, options: argparse.Namespace) -> list[Outcome]:
     """Cases, some at once, until there were as many faults as are wanted."""
-    kinds = [kind for kind in options.kinds if hasattr(signal, "SIGSTOP") or kind not in ("freeze", "stop")]
+    kinds = [
+        kind
+        for kind in options.kinds
+        if hasattr(signal, "SIGSTOP") or kind not in ("freeze", "stop")
+    ]
     if not sys.platform.startswith("linux"):  # only there the limits of another process can be set
         kinds = [kind for kind in kinds if "full-disk" not in kind]
     numbers = iter([options.case] if options.case is not None else range(options.first, 10**9))
@@ -783,7 +858,11 @@ def run_cases(bench: Bench, options: argparse.Namespace) -> list[Outcome]:
                 found.append(case)
                 faults += len(case.faults)
                 failed += bool(case.failures)
-                end = f"FAILED ({', '.join(failure['what'] for failure in case.failures)})" if case.failures else "good"
+                end = (
+                    f"FAILED ({', '.join(failure['what'] for failure in case.failures)})"
+                    if case.failures
+                    else "good"
+                )
                 print(
                     f"case {case.number}, {case.scenario}: {', '.join(case.faults) or 'no fault'}; {end}, "
                     f"{case.seconds:.0f} s. {faults} of {options.faults} faults, {failed} failed",
@@ -794,16 +873,28 @@ def run_cases(bench: Bench, options: argparse.Namespace) -> list[Outcome]:
 
 
 def main() -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; what is started would inherit it
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # in a shell's background; what is started would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--faults", type=int, default=30)
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="cases at once")
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="cases at once"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="this one alone, with all that it does")
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
-    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), help="only these")
-    parser.add_argument("--command", default=shlex.join([sys.executable, "-m", "lapclip"]), help="how lapclip starts")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), help="only these"
+    )
+    parser.add_argument(
+        "--command",
+        default=shlex.join([sys.executable, "-m", "lapclip"]),
+        help="how lapclip starts",
+    )
     parser.add_argument("--out", type=Path, help="write what was found, as JSON")
     parser.add_argument("--page", type=Path, help="put the table into this page")
     parser.add_argument("--table", type=Path, help="run nothing; read what --out wrote")
@@ -822,14 +913,19 @@ def main() -> None:
         bench = Bench(folder.resolve(), shlex.split(options.command))
         try:
             bench.prepare(options.jobs)
-            print(f"undisturbed runs, an index and exports: {time.monotonic() - began:.0f} s", flush=True)
+            print(
+                f"undisturbed runs, an index and exports: {time.monotonic() - began:.0f} s",
+                flush=True,
+            )
             found = run_cases(bench, options)
         finally:
             for child in list(Child.alive):
                 child.finish()
             if options.keep is None:
                 shutil.rmtree(folder, ignore_errors=True)
-        result = sum_up(sorted(found, key=lambda case: case.number), options, time.monotonic() - began)
+        result = sum_up(
+            sorted(found, key=lambda case: case.number), options, time.monotonic() - began
+        )
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if options.page:

@@ -70,7 +70,9 @@ class Tree:
             text=True,
         )
         if done.returncode and not may_fail:
-            sys.exit(f"{self.name}: {' '.join(map(str, command))} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+            sys.exit(
+                f"{self.name}: {' '.join(map(str, command))} ended with {done.returncode}:\n{done.stderr[-2000:]}"
+            )
         return done.stdout
 
     def train(self, *arguments: str, name: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -82,11 +84,17 @@ class Tree:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("other", type=Path, help="a checkout with its environment in .venv")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--data", type=Path, default=flickr8k(), help="the folder that benchmarks/flickr8k.py makes")
-    parser.add_argument("--out", type=Path, help="also write the figures into this file; parts in it are replaced")
+    parser.add_argument(
+        "--data", type=Path, default=flickr8k(), help="the folder that benchmarks/flickr8k.py makes"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="also write the figures into this file; parts in it are replaced"
+    )
     options = parser.parse_args()
     figures: dict[str, Any] = {"trees": {}, "machine": machine()}
     if options.out and options.out.exists():
@@ -129,7 +137,9 @@ def machine() -> dict[str, Any]:
     model = platform.processor()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), model)
+        model = next(
+            (line.split(":")[1].strip() for line in lines if line.startswith("model name")), model
+        )
     return {"processor": model, "cores": os.cpu_count(), "python": platform.python_version()}
 
 
@@ -168,14 +178,18 @@ def write_few_photos(data: Path, path: Path) -> None:
         writer = csv.DictWriter(file, ["filepath", "caption", "split"])
         writer.writeheader()
         for split in ("train", "val"):
-            photos = list(dict.fromkeys(row["filepath"] for row in rows if row["split"] == split))[:FEW_PHOTOS]
+            photos = list(dict.fromkeys(row["filepath"] for row in rows if row["split"] == split))[
+                :FEW_PHOTOS
+            ]
             writer.writerows(row for row in rows if row["filepath"] in photos)
             for photo in photos:
                 shutil.copy(data / photo, path.parent / photo)
 
 
 def step_losses(run: Path) -> list[float]:
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    events = [
+        json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     return [event["loss"] for event in events if event["type"] == "step"]
 
 
@@ -188,7 +202,9 @@ def compare_recall(trees: list[Tree], data: Path | None) -> dict[str, Any]:
         started = time.monotonic()
         tree.train(str(data.resolve()), "--recipe", "heads", name="heads-all", settings={})
         seconds = time.monotonic() - started
-        scores = json.loads(tree.run(tree.python, "-m", "lapclip", "eval", "heads-all", "--json"))["evaluation"]
+        scores = json.loads(tree.run(tree.python, "-m", "lapclip", "eval", "heads-all", "--json"))[
+            "evaluation"
+        ]
         kept = ("candidates", "t2i_r1", "t2i_r10", "i2t_r1", "i2t_r10")
         found[tree.name] = {"seconds": round(seconds, 1), **{name: scores[name] for name in kept}}
     return found
@@ -211,7 +227,9 @@ def compare_make(trees: list[Tree], _: Path | None) -> dict[str, Any]:
             started = time.monotonic()
             tree.run(tree.python.with_name("lapclip"), "--help")
             times[tree.name].append(time.monotonic() - started)
-    found["lapclip --help, seconds"] = {name: round(statistics.median(each), 3) for name, each in times.items()}
+    found["lapclip --help, seconds"] = {
+        name: round(statistics.median(each), 3) for name, each in times.items()
+    }
     return found
 
 

@@ -31,7 +31,12 @@ from lapclip.config import TrainConfig
 from lapclip.data.batches import BatchPlan, prefetch
 from lapclip.data.dataset import Pairs
 from lapclip.data.tokenizers import CharacterTokenizer
-from lapclip.machine.choose_device import choose_compile, choose_device, default_threads, prepare_device
+from lapclip.machine.choose_device import (
+    choose_compile,
+    choose_device,
+    default_threads,
+    prepare_device,
+)
 from lapclip.machine.device import Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
@@ -49,7 +54,9 @@ EPOCHS = 3
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("runs", nargs="*", type=Path, help="runs whose phases are shown; nothing is timed then")
+    parser.add_argument(
+        "runs", nargs="*", type=Path, help="runs whose phases are shown; nothing is timed then"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--model", default="vit-b-16")
     parser.add_argument("--batch", type=int, default=1024)
@@ -57,7 +64,9 @@ def main() -> None:
     parser.add_argument("--compile", default="auto")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--first-run-steps", type=int, default=0, help="cut first-run short; 0 runs it to its end")
+    parser.add_argument(
+        "--first-run-steps", type=int, default=0, help="cut first-run short; 0 runs it to its end"
+    )
     options = parser.parse_args()
     for folder in options.runs:
         print(phases_of(folder))
@@ -82,7 +91,9 @@ def large_images(options: argparse.Namespace, device: Device) -> dict:
     pixels = draw.integers(0, 256, (count, shape.image_size, shape.image_size, 3), dtype=np.uint8)
     plan = BatchPlan(Pairs(pixels, captions), tokenizer, shape.context, options.batch, seed=0)
     how, _ = choose_compile(options.compile, device)
-    train = TrainConfig(batch_size=options.batch, dtype=options.dtype, device=device.kind, compile=how, steps=10**6)
+    train = TrainConfig(
+        batch_size=options.batch, dtype=options.dtype, device=device.kind, compile=how, steps=10**6
+    )
     forms, _ = choose_kernels(shape, train, plan.batch(1).tokens_BL.shape[1], device)
     step = make_step(CLIP(shape).to(device.torch), replace(train, **forms), device)  # pyright: ignore[reportArgumentType]
     return shown(f"{options.model} at {options.batch:,}", how, compared(step, plan, options), {})
@@ -98,12 +109,22 @@ def first_run(options: argparse.Namespace, device: Device) -> dict:
     began = time.perf_counter()
     outcome = train("first-run", settings, name="run")
     whole = time.perf_counter() - began
-    steps = [event for event in read_events(Path("runs/run/events.jsonl")) if event["type"] == "step"]
+    steps = [
+        event for event in read_events(Path("runs/run/events.jsonl")) if event["type"] == "step"
+    ]
     # Of a step that follows an evaluation or a checkpoint, the time between two events is not the step's.
-    in_loop = statistics.median(later["time"] - event["time"] for event, later in pairwise(steps[WARM_UP + 10 :]))
+    in_loop = statistics.median(
+        later["time"] - event["time"] for event, later in pairwise(steps[WARM_UP + 10 :])
+    )
     setup = set_up("first-run", settings, None)
-    extra = {"in lapclip train": in_loop, "whole_seconds": whole, "training_seconds": outcome.training_seconds}
-    return shown("first-run", setup.config.train.compile, compared(setup.step, setup.plan, options), extra)
+    extra = {
+        "in lapclip train": in_loop,
+        "whole_seconds": whole,
+        "training_seconds": outcome.training_seconds,
+    }
+    return shown(
+        "first-run", setup.config.train.compile, compared(setup.step, setup.plan, options), extra
+    )
 
 
 def compared(step: AnyStep, plan: BatchPlan, options: argparse.Namespace) -> dict[str, float]:
@@ -124,7 +145,9 @@ def compared(step: AnyStep, plan: BatchPlan, options: argparse.Namespace) -> dic
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
-def take_steps(step: AnyStep, way: Callable[[int], AbstractContextManager], first: int, count: int) -> float:
+def take_steps(
+    step: AnyStep, way: Callable[[int], AbstractContextManager], first: int, count: int
+) -> float:
     """Seconds a step, each loss read while the next step runs."""
     off, pending = Stopwatch(step.device.synchronise, on=False), None
     with way(first) as batches:
@@ -183,12 +206,18 @@ def shown(name: str, how: str, seconds: dict[str, float], extra: dict[str, float
 
 def phases_of(folder: Path) -> str:
     """The share of each phase in the measured steps of a run."""
-    found = [event for event in read_events(folder / "events.jsonl") if event["type"] == "step" and event["seconds"]]
+    found = [
+        event
+        for event in read_events(folder / "events.jsonl")
+        if event["type"] == "step" and event["seconds"]
+    ]
     measured = [event["seconds"] for event in found]
     if len(measured) < 2:
         return f"{folder} has fewer than two measured steps"
     # The first batch has nothing to hide behind.
-    totals = {phase: sum(seconds.get(phase, 0.0) for seconds in measured[1:]) for phase in measured[0]}
+    totals = {
+        phase: sum(seconds.get(phase, 0.0) for seconds in measured[1:]) for phase in measured[0]
+    }
     whole = sum(totals.values())
     shares = ", ".join(f"{phase} {seconds / whole:.2%}" for phase, seconds in totals.items())
     return f"{folder}: {len(measured) - 1} steps of {whole / (len(measured) - 1) * 1e3:.1f} ms: {shares}"

@@ -36,7 +36,9 @@ from lapclip.training.checkpoint import save_model
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="vit-b-32")
     parser.add_argument("--images", type=int, default=1000)
@@ -59,7 +61,12 @@ def main() -> None:
         model, rows = load(path, wanted.device), FolderRows(photos)
         on_cpu = not isinstance(model, Embedder) or model.device.is_cpu
         batch = CPU_BATCH if on_cpu else model.batch
-        reading = made_ahead(lambda at: read_stored(rows[at].image, model.view), range(len(rows)), 64, logical_cores())
+        reading = made_ahead(
+            lambda at: read_stored(rows[at].image, model.view),
+            range(len(rows)),
+            64,
+            logical_cores(),
+        )
         squares = [read.square for read in reading if read.square is not None]
 
         def tower() -> tuple[float, float]:
@@ -93,19 +100,43 @@ def main() -> None:
                     took[run].append(seconds)
                     work[run].append(sum(os.times()[:2]) - busy)
         vectors = np.load(out)["image"]
-        assert float(np.abs(vectors[:batch] - model.encode_pixels(np.stack(squares[:batch]))).max()) < 1e-5
+        assert (
+            float(np.abs(vectors[:batch] - model.encode_pixels(np.stack(squares[:batch]))).max())
+            < 1e-5
+        )
     medians = {run: [median(column) for column in zip(*took[run], strict=True)] for run in runs}
     busy = {run: median(work[run]) / len(squares) * 1e3 for run in runs}
     share, whole = (medians["tower"][0] / seconds for seconds in medians["embed"])
     pairs = [one[0] / other[0] for one, other in zip(took["tower"], took["embed"], strict=True)]
     for run, (seconds, _) in medians.items():
-        print(f"{run:<8}{len(squares) / seconds:>9,.1f} images/s{busy[run]:>9.2f} ms of processor an image")
-    print(f"embed reaches {share:.1%} of the tower alone (turns from {min(pairs):.1%} to {max(pairs):.1%});")
-    print(f"with the reading of model and folder and the writing of the file {whole:.1%}, over {len(squares):,} images")
-    facts = {"torch": torch.__version__, "batch": batch, "cores": logical_cores(), "other_load": other_load()}
+        print(
+            f"{run:<8}{len(squares) / seconds:>9,.1f} images/s{busy[run]:>9.2f} ms of processor an image"
+        )
+    print(
+        f"embed reaches {share:.1%} of the tower alone (turns from {min(pairs):.1%} to {max(pairs):.1%});"
+    )
+    print(
+        f"with the reading of model and folder and the writing of the file {whole:.1%}, over {len(squares):,} images"
+    )
+    facts = {
+        "torch": torch.__version__,
+        "batch": batch,
+        "cores": logical_cores(),
+        "other_load": other_load(),
+    }
     told = {key: str(value) for key, value in vars(wanted).items()}
-    found = {"share": share, "whole": whole, "turns": pairs, "processor_ms": busy, "seconds": medians}
-    print(json.dumps({**told, **found, **facts, "system": platform.platform(), "commit": source_commit()}))
+    found = {
+        "share": share,
+        "whole": whole,
+        "turns": pairs,
+        "processor_ms": busy,
+        "seconds": medians,
+    }
+    print(
+        json.dumps(
+            {**told, **found, **facts, "system": platform.platform(), "commit": source_commit()}
+        )
+    )
 
 
 if __name__ == "__main__":

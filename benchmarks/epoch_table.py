@@ -23,20 +23,26 @@ def main(run: str) -> None:
     for event in read_events(Path(run) / "events.jsonl"):
         if event["type"] == "started":
             started = event["time"]
-            print(f"commit {event['commit']}, torch {event['versions']['torch']}, {event['machine']['chip']}")
+            print(
+                f"commit {event['commit']}, torch {event['versions']['torch']}, {event['machine']['chip']}"
+            )
         elif event["type"] == "step":
             losses[event["epoch"]].append(event["loss"])
             accuracies[event["epoch"]].append((event["t2i_accuracy"] + event["i2t_accuracy"]) / 2)
         elif event["type"] == "evaluation":
             held_out[event["epoch"]] = event["evaluation"]["in_batch"]
             ends[event["epoch"]] = event["time"]
-    print("| epoch | loss | training accuracy | validation accuracy (95 % interval) | minutes |\n|---|---|---|---|---|")
+    print(
+        "| epoch | loss | training accuracy | validation accuracy (95 % interval) | minutes |\n|---|---|---|---|---|"
+    )
     for epoch in losses:
         scores = held_out.get(epoch)
         low, high = scores["interval"] if scores else (0, 0)
         validation = f"{scores['accuracy']:.1%} ({low:.1%} to {high:.1%})" if scores else ""
         minutes = f"{(ends[epoch] - started) / 60:.1f}" if epoch in ends else ""
-        print(f"| {epoch} | {mean(losses[epoch]):.3f} | {mean(accuracies[epoch]):.1%} | {validation} | {minutes} |")
+        print(
+            f"| {epoch} | {mean(losses[epoch]):.3f} | {mean(accuracies[epoch]):.1%} | {validation} | {minutes} |"
+        )
 
 
 if __name__ == "__main__":

@@ -22,13 +22,21 @@ def main(run: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = EventLog(Path(folder) / "events.jsonl")
         for event in steps:
-            step = Step(**{name: value for name, value in event.items() if name not in ("v", "type", "time")})
+            step = Step(
+                **{
+                    name: value
+                    for name, value in event.items()
+                    if name not in ("v", "type", "time")
+                }
+            )
             began = time.perf_counter()
             log.append(step)
             costs.append(time.perf_counter() - began)
         log.close()
     cost = median(costs)
-    print(f"{len(steps)} events: {cost * 1e6:.0f} us each, {cost / between:.3%} of a step of {between * 1e3:.0f} ms")
+    print(
+        f"{len(steps)} events: {cost * 1e6:.0f} us each, {cost / between:.3%} of a step of {between * 1e3:.0f} ms"
+    )
 
 
 if __name__ == "__main__":

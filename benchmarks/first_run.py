@@ -21,7 +21,9 @@ def main() -> None:
     parser.add_argument("--data-seed", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], dest="settings")
     options = parser.parse_args()
-    rows = [train(seed, [f"data.seed={options.data_seed}", *options.settings]) for seed in options.seeds]
+    rows = [
+        train(seed, [f"data.seed={options.data_seed}", *options.settings]) for seed in options.seeds
+    ]
     for row in rows:
         print(
             f"seed {row['seed']}: T2I R@1 {row['t2i_r1']:.1%}, I2T R@1 {row['i2t_r1']:.1%} over {row['candidates']} "
@@ -34,17 +36,26 @@ def main() -> None:
 def train(seed: int, settings: list[str]) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         print(f"training with seed {seed}", file=sys.stderr)
-        given = [part for setting in (f"train.seed={seed}", *settings) for part in ("--set", setting)]
+        given = [
+            part for setting in (f"train.seed={seed}", *settings) for part in ("--set", setting)
+        ]
         outcome = _lapclip(folder, "train", *given)
         floor = _lapclip(folder, "eval")["linear_baseline"]
-    scores = {name: outcome["evaluation"][name] for name in ("t2i_r1", "i2t_r1", "candidates", "chance")}
-    sizes = {name: outcome[name] for name in ("training_seconds", "peak_memory_bytes", "pairs_per_second")}
+    scores = {
+        name: outcome["evaluation"][name] for name in ("t2i_r1", "i2t_r1", "candidates", "chance")
+    }
+    sizes = {
+        name: outcome[name]
+        for name in ("training_seconds", "peak_memory_bytes", "pairs_per_second")
+    }
     return {"seed": seed, **scores, "linear_baseline": floor, **sizes}
 
 
 def _lapclip(folder: str, *arguments: str) -> dict:
     command = [sys.executable, "-m", "lapclip", *arguments, "--json"]
-    return json.loads(subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return json.loads(
+        subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
+    )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,12 @@ from lapclip.machine.timing import Stopwatch
 from lapclip.text import counted
 from lapclip.training.cuda_graph import WARM_UP
 
-SHAPES_TIMED = [("vit-b-32", 1024, 24), ("vit-b-16", 1024, 24), ("vit-l-14", 256, 24), ("seed", 256, 64)]
+SHAPES_TIMED = [
+    ("vit-b-32", 1024, 24),
+    ("vit-b-16", 1024, 24),
+    ("vit-l-14", 256, 24),
+    ("seed", 256, 64),
+]
 PRECISIONS = ("bfloat16", "float8")
 FEW = 64
 """Pairs whose gradients are compared."""
@@ -43,7 +48,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--models", nargs="*", default=[name for name, *_ in SHAPES_TIMED])
     parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
-    parser.add_argument("--minutes", type=float, default=0.0, help="of each run; 0 is the recipe's own length")
+    parser.add_argument(
+        "--minutes", type=float, default=0.0, help="of each run; 0 is the recipe's own length"
+    )
     options = parser.parse_args()
     if options.what == "learning":
         print(json.dumps(learning(options.seeds, options.minutes)))
@@ -51,7 +58,9 @@ def main() -> None:
     device, _ = choose_device(options.device)
     prepare_device(device, default_threads())
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["LAPCLIP_CACHE"] = folder  # kernels are chosen in this run, not remembered from another
+        os.environ["LAPCLIP_CACHE"] = (
+            folder  # kernels are chosen in this run, not remembered from another
+        )
         chosen = [sizes for sizes in SHAPES_TIMED if sizes[0] in options.models]
         print(json.dumps({"rows": [compare(*sizes, device, options.rounds) for sizes in chosen]}))
 
@@ -65,7 +74,10 @@ def compare(model: str, batch_size: int, caption_tokens: int, device: Device, ro
     del right
     device.release_memory()
     sides = {dtype: sending(our_step(row, device), batch, off) for dtype, row in rows.items()}
-    times = {dtype: statistics.median(found) for dtype, found in interleave(sides, device, rounds).items()}
+    times = {
+        dtype: statistics.median(found)
+        for dtype, found in interleave(sides, device, rounds).items()
+    }
     half, eight = (times[dtype] * 1e3 for dtype in PRECISIONS)
     print(
         f"train step, {model}, batch {batch_size}: float8 {half / eight:.2f}x bfloat16, {eight:.1f} ms against "
@@ -75,14 +87,21 @@ def compare(model: str, batch_size: int, caption_tokens: int, device: Device, ro
     )
     del sides
     device.release_memory()
-    return {"model": model, "batch": batch_size, "ms": dict(zip(PRECISIONS, (half, eight), strict=True))} | {
-        "cosines": cosines
-    }
+    return {
+        "model": model,
+        "batch": batch_size,
+        "ms": dict(zip(PRECISIONS, (half, eight), strict=True)),
+    } | {"cosines": cosines}
 
 
 def gradients(row: Row, batch: Batch, device: Device) -> list[torch.Tensor]:
     """Of all weights, for a few pairs, by steps of no length: the last one knows its scales."""
-    few = Batch(batch.pixels_BSSC[:FEW], batch.tokens_BL[:FEW], batch.positives_BB[:FEW, :FEW], batch.sided_B[:FEW])
+    few = Batch(
+        batch.pixels_BSSC[:FEW],
+        batch.tokens_BL[:FEW],
+        batch.positives_BB[:FEW, :FEW],
+        batch.sided_B[:FEW],
+    )
     step = our_step(row, device, compile="none", clip_norm=0.0)
     for _ in range(WARM_UP):
         step(few, 1, 0.0, Stopwatch(device.synchronise, on=False))()
@@ -101,16 +120,31 @@ def cosine(found: list[torch.Tensor], right: list[torch.Tensor]) -> float:
 def learning(seeds: list[int], minutes: float) -> dict:
     """The recall of whole runs."""
     found: dict[str, list[float]] = {dtype: [] for dtype in PRECISIONS}
-    paths = [str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    paths = [
+        str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    ]
     source = {"PYTHONPATH": os.pathsep.join(paths)}  # runs begin in another folder
     with tempfile.TemporaryDirectory() as folder:
         for seed in seeds:
             for dtype in PRECISIONS:
-                command = [sys.executable, "-m", "lapclip", "train", "--json", "--name", f"{dtype}-{seed}"]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "lapclip",
+                    "train",
+                    "--json",
+                    "--name",
+                    f"{dtype}-{seed}",
+                ]
                 command += ["--set", f"train.seed={seed}", "--set", f"train.dtype={dtype}"]
                 command += ["--minutes", str(minutes)] if minutes else []
                 done = subprocess.run(
-                    command, cwd=folder, env=os.environ | source, stdout=subprocess.PIPE, text=True, check=True
+                    command,
+                    cwd=folder,
+                    env=os.environ | source,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    check=True,
                 )
                 evaluation = json.loads(done.stdout)["evaluation"]
                 found[dtype].append((evaluation["t2i_r1"] + evaluation["i2t_r1"]) / 2)

@@ -62,14 +62,20 @@ def main() -> None:
         serve(lapclip, "half-minute", cwd=here)
 
         run(python, *PIP, "install", "--force-reinstall", "--no-deps", sdist, cwd=here)
-        used(lapclip, "train", "--name", "short", *(w for s in SHORT for w in ("--set", s)), cwd=here)
+        used(
+            lapclip, "train", "--name", "short", *(w for s in SHORT for w in ("--set", s)), cwd=here
+        )
         print("the wheel and the sdist work", flush=True)
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Build the packages, install them into a new environment, use them.")
+    parser = argparse.ArgumentParser(
+        description="Build the packages, install them into a new environment, use them."
+    )
     parser.add_argument("requirement", nargs="*", help="installed first, such as torch==2.13.0")
-    parser.add_argument("--dist", type=Path, help="a folder with a wheel and an sdist that were built before")
+    parser.add_argument(
+        "--dist", type=Path, help="a folder with a wheel and an sdist that were built before"
+    )
     return parser.parse_args()
 
 
@@ -97,17 +103,24 @@ def serve(lapclip: Path, model: str, cwd: Path) -> None:
     """Start a server, ask it for a vector, and end it."""
     started = time.monotonic()
     command = [str(lapclip), "serve", model, "--json"]
-    with subprocess.Popen(command, cwd=cwd, env=surroundings(cwd), stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        command, cwd=cwd, env=surroundings(cwd), stdout=subprocess.PIPE, text=True
+    ) as server:
         try:
             assert server.stdout is not None
             url = json.loads(server.stdout.readline() or sys.exit("lapclip serve ended"))["url"]
             body = json.dumps({"items": [{"text": "a red cat"}]}).encode()
-            request = urllib.request.Request(f"{url}/embed", body, {"Content-Type": "application/json"})
+            request = urllib.request.Request(
+                f"{url}/embed", body, {"Content-Type": "application/json"}
+            )
             with urllib.request.urlopen(request, timeout=60) as answer:
                 found = json.load(answer)
         finally:
             server.terminate()
-    print(f"lapclip serve {model}: {time.monotonic() - started:.1f} s, answers with {', '.join(found)}", flush=True)
+    print(
+        f"lapclip serve {model}: {time.monotonic() - started:.1f} s, answers with {', '.join(found)}",
+        flush=True,
+    )
 
 
 def run(*command: str | Path, cwd: Path) -> None:
@@ -120,8 +133,15 @@ def run(*command: str | Path, cwd: Path) -> None:
 
 def surroundings(here: Path) -> dict[str, str]:
     """Without what this environment has, and with folders that go with the temporary one."""
-    private = {"LAPCLIP_CACHE": str(here / "cache"), "LAPCLIP_DATA": str(here / "data"), "PYTHONUTF8": "1"}
-    return {**{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}, **private}
+    private = {
+        "LAPCLIP_CACHE": str(here / "cache"),
+        "LAPCLIP_DATA": str(here / "data"),
+        "PYTHONUTF8": "1",
+    }
+    return {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        **private,
+    }
 
 
 if __name__ == "__main__":

@@ -28,7 +28,10 @@ def main() -> None:
     parser.add_argument("--recipe", default="heads")
     parser.add_argument("--start", default="", help="a model to go on from")
     arguments = parser.parse_args()
-    settings = [f"data.source={arguments.data}", *([f"train.start={arguments.start}"] if arguments.start else [])]
+    settings = [
+        f"data.source={arguments.data}",
+        *([f"train.start={arguments.start}"] if arguments.start else []),
+    ]
     began = time.perf_counter()
     setup = run_setup.set_up(arguments.recipe, settings, None)
     prepared = time.perf_counter() - began
@@ -38,7 +41,10 @@ def main() -> None:
     times: dict[str, list[float]] = {"cached": [], "plain": []}
     for number in range(1, ROUNDS + 2):  # the first round warms up
         for name, plan, taken in (("cached", setup.plan, setup.step), ("plain", plain_plan, other)):
-            seconds = timed(lambda: taken(plan.batch(number), number, 1e-5, off)(), setup.device.synchronise)  # noqa: B023
+            seconds = timed(
+                lambda: taken(plan.batch(number), number, 1e-5, off)(),  # noqa: B023
+                setup.device.synchronise,
+            )
             times[name] += [seconds] if number > 1 else []
             print(f"{name}: step {number} in {seconds:.2f} s", flush=True)
     cached, plain = (statistics.median(times[name]) for name in ("cached", "plain"))

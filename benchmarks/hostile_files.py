@@ -85,7 +85,9 @@ def images() -> list[bytes]:
         saved(image.convert("RGBA"), "PNG"),
         saved(image.quantize(16), "PNG"),
         saved(deep, "PNG"),
-        saved(image.quantize(16), "GIF", save_all=True, append_images=[image.rotate(90).quantize(16)]),
+        saved(
+            image.quantize(16), "GIF", save_all=True, append_images=[image.rotate(90).quantize(16)]
+        ),
         saved(image, "WEBP"),
         saved(image.convert("RGBA"), "WEBP", lossless=True),
         saved(image, "BMP"),
@@ -121,7 +123,10 @@ def read_image(folder: Path, data: bytes) -> bool:
     return True
 
 
-ROWS = [(f"{number:02}.png", f'a thing, number {number}, and "more" of it', "train") for number in range(16)]
+ROWS = [
+    (f"{number:02}.png", f'a thing, number {number}, and "more" of it', "train")
+    for number in range(16)
+]
 
 
 def tables() -> list[bytes]:
@@ -140,13 +145,20 @@ def json_files() -> list[bytes]:
         "images": [{"id": at, "file_name": name} for at, (name, *_) in enumerate(ROWS)],
         "annotations": [{"image_id": at, "caption": row[1]} for at, row in enumerate(ROWS)],
     }
-    karpathy = {"images": [{"filename": n, "split": s, "sentences": [{"raw": c}]} for n, c, s in ROWS]}
+    karpathy = {
+        "images": [{"filename": n, "split": s, "sentences": [{"raw": c}]} for n, c, s in ROWS]
+    }
     listed = [{"file_name": name, "text": caption, "split": split} for name, caption, split in ROWS]
-    return [json.dumps(made).encode() for made in (coco, karpathy, listed, {name: c for name, c, _ in ROWS})]
+    return [
+        json.dumps(made).encode()
+        for made in (coco, karpathy, listed, {name: c for name, c, _ in ROWS})
+    ]
 
 
 def json_lines() -> list[bytes]:
-    return ["\n".join(json.dumps({"file_name": n, "text": c, "split": s}) for n, c, s in ROWS).encode()]
+    return [
+        "\n".join(json.dumps({"file_name": n, "text": c, "split": s}) for n, c, s in ROWS).encode()
+    ]
 
 
 def tars() -> list[bytes]:
@@ -155,9 +167,14 @@ def tars() -> list[bytes]:
         file = io.BytesIO()
         with tarfile.open(fileobj=file, mode="w", format=form) as archive:
             for name, caption, _ in ROWS[:6]:
-                long = name.removesuffix(".png") + ("é" * 120 if form != tarfile.USTAR_FORMAT else "")
+                long = name.removesuffix(".png") + (
+                    "é" * 120 if form != tarfile.USTAR_FORMAT else ""
+                )
                 texts = {"txt": caption.encode(), "json": json.dumps({"caption": caption}).encode()}
-                for ending, data in {"png": (MADE / "pictures" / name).read_bytes(), **texts}.items():
+                for ending, data in {
+                    "png": (MADE / "pictures" / name).read_bytes(),
+                    **texts,
+                }.items():
                     member = tarfile.TarInfo(f"{long}.{ending}")
                     member.size = len(data)
                     archive.addfile(member, io.BytesIO(data))
@@ -170,7 +187,9 @@ def parquets() -> list[bytes]:
     from pyarrow import parquet
 
     cells = [{"bytes": (MADE / "pictures" / name).read_bytes(), "path": name} for name, *_ in ROWS]
-    whole = arrow.table({"image": cells, "caption": [row[1] for row in ROWS], "split": [row[2] for row in ROWS]})
+    whole = arrow.table(
+        {"image": cells, "caption": [row[1] for row in ROWS], "split": [row[2] for row in ROWS]}
+    )
     named = arrow.table({"file_name": [row[0] for row in ROWS], "text": [row[1] for row in ROWS]})
     made = []
     for table, rows, packed in ((whole, 5, "snappy"), (whole, 100, "zstd"), (named, 100, "none")):
@@ -213,7 +232,14 @@ def clip_model() -> Any:
     from lapclip.model.clip import CLIP
     from lapclip.model.shapes import SHAPES
 
-    sizes = {"image_width": 16, "text_width": 8, "image_heads": 1, "text_heads": 1, "embedding": 8, "text_layers": 1}
+    sizes = {
+        "image_width": 16,
+        "text_width": 8,
+        "image_heads": 1,
+        "text_heads": 1,
+        "embedding": 8,
+        "text_layers": 1,
+    }
     tokenizer = clip_tokenizer()
     shape = replace(SHAPES["tiny"], **sizes, image_layers=1, vocabulary=tokenizer.vocabulary)
     return Embedder(CLIP(shape), tokenizer, Cpu())
@@ -279,8 +305,14 @@ def read_weights(name: str) -> Callable[[Path, bytes], bool]:
 
 def files_in(folder: Path) -> list[bytes]:
     """The small files of a folder, each with its name before it: what is changed may be any of them."""
-    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size < 3_000_000]
-    return [f"{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() for path in found]
+    found = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.stat().st_size < 3_000_000
+    ]
+    return [
+        f"{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() for path in found
+    ]
 
 
 def put(folder: Path, original: Path, data: bytes) -> Path:
@@ -359,7 +391,10 @@ def an_index() -> Path:
     index.open()
     index.begin("model", 8)
     rows = index.append(np.eye(8, dtype=np.float32))
-    index.put(Entry(0, f"{row}.png", 100, 1, digest=f"{row:032x}", width=64, height=64, row=row) for row in rows)
+    index.put(
+        Entry(0, f"{row}.png", 100, 1, digest=f"{row:032x}", width=64, height=64, row=row)
+        for row in rows
+    )
     index.close()
     return folder
 
@@ -392,7 +427,9 @@ def read_checkpoint(folder: Path, data: bytes) -> bool:
 
     there = put(folder, a_run() / "checkpoints", data)
     settings = Run(a_run()).read_settings()
-    config = build_config([Layer("run.toml", {name: settings.get(name, {}) for name in SECTIONS})], SHAPES)
+    config = build_config(
+        [Layer("run.toml", {name: settings.get(name, {}) for name in SECTIONS})], SHAPES
+    )
     model = CLIP(config.model)
     freeze(model, config.train)
     _, damaged = load_newest(there, model, make_optimizer(model, config.train, Cpu()))
@@ -436,20 +473,32 @@ def huge(data: bytearray, chance: random.Random, _: bytes) -> None:
     """A number in bytes that claims a size, mostly where headers are: at the beginning or the end."""
     size, number = chance.choice((2, 4, 8)), chance.choice(LARGE)
     where = chance.choice((len(data), 64, 600, -300))
-    at = chance.randrange(min(where, len(data))) if where > 0 else max(0, len(data) + chance.randrange(where, 0))
-    data[at : at + size] = (number % 2 ** (8 * size)).to_bytes(size, chance.choice(("little", "big")))
+    at = (
+        chance.randrange(min(where, len(data)))
+        if where > 0
+        else max(0, len(data) + chance.randrange(where, 0))
+    )
+    data[at : at + size] = (number % 2 ** (8 * size)).to_bytes(
+        size, chance.choice(("little", "big"))
+    )
 
 
 def huge_text(data: bytearray, chance: random.Random, other: bytes) -> None:
     """A number in digits that claims a size."""
-    starts = [at for at in range(len(data)) if chr(data[at]).isdigit() and (not at or not chr(data[at - 1]).isdigit())]
+    starts = [
+        at
+        for at in range(len(data))
+        if chr(data[at]).isdigit() and (not at or not chr(data[at - 1]).isdigit())
+    ]
     if not starts:
         return huge(data, chance, other)
     at = chance.choice(starts)
     end = at
     while end < len(data) and chr(data[end]).isdigit():
         end += 1
-    data[at:end] = chance.choice((b"9999999999", b"1" * 5000, b"-1", b"0", b"1e308", b"NaN", b"null", b'"x"', b"[]"))
+    data[at:end] = chance.choice(
+        (b"9999999999", b"1" * 5000, b"-1", b"0", b"1e308", b"NaN", b"null", b'"x"', b"[]")
+    )
     return None
 
 
@@ -506,7 +555,9 @@ def memory_now() -> float:
     try:
         import resource
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+            1e6 if sys.platform == "darwin" else 1e3
+        )
     except ImportError:
         import psutil
 
@@ -545,7 +596,10 @@ def read_one(form: Format, data: bytes) -> tuple[str, str]:
                 raise
             place = traceback.extract_tb(error.__traceback__)
             ours = [at for at in place if "lapclip" in at.filename or "hostile" in at.filename]
-            return "failed", f"{type(error).__name__}: {str(error)[:150]} at {ours[-1].filename}:{ours[-1].lineno}"
+            return (
+                "failed",
+                f"{type(error).__name__}: {str(error)[:150]} at {ours[-1].filename}:{ours[-1].lineno}",
+            )
 
 
 def serve(name: str, seed: int) -> None:
@@ -554,7 +608,9 @@ def serve(name: str, seed: int) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
     originals = form.originals()
-    ended = [read_one(form, data) for data in originals]  # everything is imported, and the real files are fine
+    ended = [
+        read_one(form, data) for data in originals
+    ]  # everything is imported, and the real files are fine
     assert all(how in ("read", "skipped") for how, _ in ended), ended
     limit_addresses()
     print("ready", file=answers, flush=True)
@@ -598,7 +654,12 @@ class Reader:
         if not answer:
             code = self.process.poll()
             self.close()
-            return "failed", "it took too long" if code is None else f"the process died with {code}", MOST_SECONDS, 0
+            return (
+                "failed",
+                "it took too long" if code is None else f"the process died with {code}",
+                MOST_SECONDS,
+                0,
+            )
         _, how, why, seconds, memory = json.loads(answer)
         return how, why, seconds, memory
 
@@ -610,13 +671,25 @@ class Reader:
 
     def _start(self) -> None:
         command = [sys.executable, __file__, "--serve", self.name, "--seed", str(self.seed)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        pipes: Any = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.DEVNULL,
+        }
         self.process = subprocess.Popen(command, **pipes, text=True, env=environment)
         self.answers = queue.Queue()
-        threading.Thread(target=self._listen, args=(self.process, self.answers), daemon=True).start()
+        threading.Thread(
+            target=self._listen, args=(self.process, self.answers), daemon=True
+        ).start()
         if self.answers.get(timeout=300).strip() != "ready":
-            raise RuntimeError(f"Real files cannot be read: --format '{self.name}' --case -1 says why.")
+            raise RuntimeError(
+                f"Real files cannot be read: --format '{self.name}' --case -1 says why."
+            )
 
     @staticmethod
     def _listen(process: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
@@ -664,11 +737,15 @@ def repeat(name: str, case: int, seed: int) -> None:
                 print("read" if form.read(Path(folder), data) else "skipped")
             except Exception:
                 traceback.print_exc()
-            print(f"{time.perf_counter() - began:.2f} s, {memory_now() - before:,.0f} MB, {len(data):,} bytes")
+            print(
+                f"{time.perf_counter() - began:.2f} s, {memory_now() - before:,.0f} MB, {len(data):,} bytes"
+            )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=1000, help="of each format")
     parser.add_argument("--first", type=int, default=0, help="the number of the first file")
     parser.add_argument("--format", choices=FORMATS, help="only this one")
@@ -685,12 +762,16 @@ def main() -> int:
         return 0
     names = [options.format] if options.format else list(FORMATS)
     parts = max(1, options.jobs // len(names))
-    print(f"{'format':<14}{'files':>8}{'refused':>9}{'skipped':>9}{'read':>8}{'most MB':>9}{'most s':>8}{'failed':>8}")
+    print(
+        f"{'format':<14}{'files':>8}{'refused':>9}{'skipped':>9}{'read':>8}{'most MB':>9}{'most s':>8}{'failed':>8}"
+    )
     failures: list[str] = []
     with ThreadPoolExecutor(options.jobs) as pool:
         cases = range(options.first, options.first + options.files)
         waiting = {
-            name: [pool.submit(attack, name, cases[part::parts], options.seed) for part in range(parts)]
+            name: [
+                pool.submit(attack, name, cases[part::parts], options.seed) for part in range(parts)
+            ]
             for name in names
         }
         for name, done in waiting.items():

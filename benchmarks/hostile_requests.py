@@ -53,7 +53,13 @@ MOST_GROWTH = 40e6
 UNCHECKED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 HIDDEN = "private"
 """A folder that --exclude leaves out."""
-SETTINGS = ["model.name=tiny", "data.train_pairs=64", "train.batch_size=16", "train.steps=12", "train.device=cpu"]
+SETTINGS = [
+    "model.name=tiny",
+    "data.train_pairs=64",
+    "train.batch_size=16",
+    "train.steps=12",
+    "train.device=cpu",
+]
 
 
 HOSTS = [b"127.0.0.1:8765", b"localhost", b"[::1]:9000"]
@@ -83,10 +89,35 @@ VALUES = [
     "%",
     "nan",
 ]
-ODD = [b"", b"[", b"9" * 5000, b'"', b"-", b"\xff\xfe", b";=;,", b"evil.example", b"127.0.0.1:x", b"[::1", b"a@b:1"]
+ODD = [
+    b"",
+    b"[",
+    b"9" * 5000,
+    b'"',
+    b"-",
+    b"\xff\xfe",
+    b";=;,",
+    b"evil.example",
+    b"127.0.0.1:x",
+    b"[::1",
+    b"a@b:1",
+]
 HEADERS = {
-    "origin": [b"http://[", b"null", b"http://[::1", b"https://\xff", b"http://evil.example", b"http://127.0.0.1:8765"],
-    "range": [b"bytes=" + b"9" * 5000 + b"-", b"bytes=0-0,1-1", b"bytes=-", b"bytes=5-1", b"lines=1-2"],
+    "origin": [
+        b"http://[",
+        b"null",
+        b"http://[::1",
+        b"https://\xff",
+        b"http://evil.example",
+        b"http://127.0.0.1:8765",
+    ],
+    "range": [
+        b"bytes=" + b"9" * 5000 + b"-",
+        b"bytes=0-0,1-1",
+        b"bytes=-",
+        b"bytes=5-1",
+        b"lines=1-2",
+    ],
     "sec-fetch-site": [b"cross-site", b"same-site", b"same-origin", b"none"],
     "sec-fetch-mode": [b"navigate", b"cors", b"no-cors"],
 }
@@ -103,7 +134,18 @@ OTHER_HEADERS = [
     "host",
 ]
 INSERTED = [
-    *(b"", b"\0", b"\r\n", b"\r\n\r\n", b"\n", b" ", b"\xff", b": ", b"a" * 70_000, b"x: y\r\n" * 3000),
+    *(
+        b"",
+        b"\0",
+        b"\r\n",
+        b"\r\n\r\n",
+        b"\n",
+        b" ",
+        b"\xff",
+        b": ",
+        b"a" * 70_000,
+        b"x: y\r\n" * 3000,
+    ),
     *(
         b"transfer-encoding: chunked\r\n",
         b"content-length: 5\r\n",
@@ -126,7 +168,9 @@ class Request(NamedTuple):
         if self.token_in_cookie:
             cookies = "; ".join(f"lapclip_{port}={token}" for port in PORTS)
             return self._replace(headers=(*self.headers, ("cookie", cookies.encode())))
-        return self._replace(target=f"{self.target}{'&' if '?' in self.target else '?'}token={token}")
+        return self._replace(
+            target=f"{self.target}{'&' if '?' in self.target else '?'}token={token}"
+        )
 
     def raw(self) -> bytes:
         head = f"{self.method} {self.target} HTTP/1.1\r\n".encode("latin-1")
@@ -144,9 +188,15 @@ def hostile() -> st.SearchStrategy[Request]:
         st.tuples(st.sampled_from(ADDRESSES), parts).map("/".join),
         st.text(max_size=20).map(lambda text: "/" + _quoted(text)),
     )
-    values = st.one_of(st.sampled_from(VALUES), st.text(max_size=12), st.integers(-3, 300).map(str)).map(_quoted)
-    pairs = st.tuples(st.sampled_from(["words", "like", "image", "page", "after", "token", "v", ""]), values)
-    queries = st.lists(pairs, max_size=4).map(lambda found: "?" * bool(found) + "&".join(map("=".join, found)))
+    values = st.one_of(
+        st.sampled_from(VALUES), st.text(max_size=12), st.integers(-3, 300).map(str)
+    ).map(_quoted)
+    pairs = st.tuples(
+        st.sampled_from(["words", "like", "image", "page", "after", "token", "v", ""]), values
+    )
+    queries = st.lists(pairs, max_size=4).map(
+        lambda found: "?" * bool(found) + "&".join(map("=".join, found))
+    )
     odd = st.one_of(st.sampled_from(ODD), st.binary(max_size=30))
     # Most by a name that is known, or nothing behind the door would be reached.
     hosts = st.sampled_from(HOSTS * 30 + ODD)
@@ -155,12 +205,16 @@ def hostile() -> st.SearchStrategy[Request]:
         st.tuples(st.sampled_from([*HEADERS, *OTHER_HEADERS]), odd),
     )
     image = _png()
-    bodies = st.sampled_from([b"", image, image[:50], image[:16] + b"\xff" * 8 + image[24:], b"no image"])
+    bodies = st.sampled_from(
+        [b"", image, image[:50], image[:16] + b"\xff" * 8 + image[24:], b"no image"]
+    )
     return st.builds(
         lambda method, path, query, host, headers, body, in_cookie: Request(
             method, path + query, (("host", host), *headers), body, in_cookie
         ),
-        st.sampled_from(["GET"] * 8 + ["HEAD", "POST", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "get"]),
+        st.sampled_from(
+            ["GET"] * 8 + ["HEAD", "POST", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "get"]
+        ),
         paths,
         queries,
         hosts,
@@ -198,7 +252,9 @@ class Findings:
     statuses: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
-    def judge(self, kind: str, request: object, status: int | None, answer: bytes, *, token: bool) -> None:
+    def judge(
+        self, kind: str, request: object, status: int | None, answer: bytes, *, token: bool
+    ) -> None:
         self.statuses[f"{kind} {'with' if token else 'without'} token: {status or 'closed'}"] += 1
         if status is not None and status >= 500:
             self.wrong.append(f"{kind}: status {status} for {request!r:.600}")
@@ -252,7 +308,9 @@ async def exchange(port: int, raw: bytes, patience: float = 0.3) -> tuple[int | 
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(raw)
-        while chunk := await asyncio.wait_for(reader.read(1 << 16), patience if not answer else 2 * patience):
+        while chunk := await asyncio.wait_for(
+            reader.read(1 << 16), patience if not answer else 2 * patience
+        ):
             answer += chunk
     except (TimeoutError, ConnectionError):  # half a request: nobody owes an answer
         pass
@@ -263,7 +321,11 @@ async def exchange(port: int, raw: bytes, patience: float = 0.3) -> tuple[int | 
 
 
 def by_application(
-    runner: asyncio.Runner, apps: dict[str, tuple[Any, str]], examples: int, found: Findings, start: int
+    runner: asyncio.Runner,
+    apps: dict[str, tuple[Any, str]],
+    examples: int,
+    found: Findings,
+    start: int,
 ) -> None:
     """Give `examples` requests to each application, with its token and without it; always in the same loop."""
 
@@ -280,7 +342,9 @@ def by_application(
     _each(hostile(), examples, start, lambda request: runner.run(both(request)))
 
 
-def by_socket(servers: dict[str, tuple[int, str]], examples: int, found: Findings, start: int) -> None:
+def by_socket(
+    servers: dict[str, tuple[int, str]], examples: int, found: Findings, start: int
+) -> None:
     """Send `examples` damaged requests to each server, with its token and without it."""
     sent: list[tuple[str, int, bytes, bool]] = []
 
@@ -303,12 +367,18 @@ def by_socket(servers: dict[str, tuple[int, str]], examples: int, found: Finding
     asyncio.run(all_of_them())
 
 
-def _each(strategy: st.SearchStrategy[Any], examples: int, start: int, work: Callable[[Any], None]) -> None:
+def _each(
+    strategy: st.SearchStrategy[Any], examples: int, start: int, work: Callable[[Any], None]
+) -> None:
     """Work on so many examples, and on no example twice for being wrong: what is wrong is noted."""
 
     @seed(start)
     @settings(
-        max_examples=examples, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=UNCHECKED
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=UNCHECKED,
     )
     @given(strategy)
     def run(example: Any) -> None:
@@ -320,7 +390,12 @@ def _each(strategy: st.SearchStrategy[Any], examples: int, start: int, work: Cal
 def make_places(base: Path) -> list[bytes]:
     """Photos and a run in `base`, with canaries beside and among them; what must never be sent."""
     photos, run = base / "photos", base / "runs" / "mine"
-    for folder in (photos / HIDDEN, photos / ".hidden", run / "pictures", base / "runs" / ".hidden"):
+    for folder in (
+        photos / HIDDEN,
+        photos / ".hidden",
+        run / "pictures",
+        base / "runs" / ".hidden",
+    ):
         folder.mkdir(parents=True)
     for number in range(8):
         (photos / f"image {number}.png").write_bytes(_png(number))
@@ -328,14 +403,24 @@ def make_places(base: Path) -> list[bytes]:
     marked.add_text("canary", CANARY)
     for path in (photos / HIDDEN / "hidden.png", photos / ".hidden" / "hidden.png"):
         Image.new("RGB", (48, 48), "red").save(path, pnginfo=marked)
-    for path in (base / "secret.txt", photos / "notes.txt", run / "log.txt", base / "runs" / ".hidden" / "run.toml"):
+    for path in (
+        base / "secret.txt",
+        photos / "notes.txt",
+        run / "log.txt",
+        base / "runs" / ".hidden" / "run.toml",
+    ):
         path.write_text(f"# {CANARY}\n")
     (run / "run.toml").write_text(f"[run]\nformat = 1\nrecipe = 'first-run'\n# {CANARY}\n")
     (run / "pictures" / "17.png").write_bytes(_png())
     if sys.platform != "win32":
         (run / "pictures" / "18.png").symlink_to(base / "secret.txt")
-    events = [{"type": "started", "steps": 2}, *({"type": "step", "step": step, "loss": 1.0} for step in (1, 2))]
-    lines = [{"v": 1, "time": 1.79e9, **event} for event in (*events, {"type": "finished", "step": 2})]
+    events = [
+        {"type": "started", "steps": 2},
+        *({"type": "step", "step": step, "loss": 1.0} for step in (1, 2)),
+    ]
+    lines = [
+        {"v": 1, "time": 1.79e9, **event} for event in (*events, {"type": "finished", "step": 2})
+    ]
     (run / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return [CANARY.encode(), b"hidden.png", str(base).encode()]
 
@@ -343,7 +428,10 @@ def make_places(base: Path) -> list[bytes]:
 def applications(library: Library) -> dict[str, tuple[Any, str]]:
     """Both pages behind their doors, with their tokens; in the current folder."""
     watch_app.PATIENCE = 0.01  # a stream for a run that is not there would wait for it
-    pages = {"watch": watch_app.Application([]).routed(), "search": SearchPage(library, exclude=[HIDDEN]).routed()}
+    pages = {
+        "watch": watch_app.Application([]).routed(),
+        "search": SearchPage(library, exclude=[HIDDEN]).routed(),
+    }
     doors = {kind: door_for("127.0.0.1", "lapclip", loopback=True) for kind in pages}
     return {kind: (Guard(page, doors[kind]), doors[kind].token) for kind, page in pages.items()}
 
@@ -351,13 +439,18 @@ def applications(library: Library) -> dict[str, tuple[Any, str]]:
 @contextmanager
 def commands(base: Path, model: Path) -> Iterator[dict[str, subprocess.Popen[str]]]:
     """The real commands, each of which has said its address."""
-    flags = {"watch": ["watch"], "search": ["search", "photos", "--model", str(model), "--exclude", HIDDEN]}
+    flags = {
+        "watch": ["watch"],
+        "search": ["search", "photos", "--model", str(model), "--exclude", HIDDEN],
+    }
     started = {}
     with ExitStack() as stack:
         for kind, words in flags.items():
             errors = stack.enter_context(open(base / f"{kind}.txt", "w"))
             command = [sys.executable, "-m", "lapclip", *words, "--web", "--port", "0", "--json"]
-            process = subprocess.Popen(command, cwd=base, stdout=subprocess.PIPE, stderr=errors, text=True)
+            process = subprocess.Popen(
+                command, cwd=base, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
             started[kind] = stack.enter_context(process)
             stack.callback(process.kill)
         yield started
@@ -382,7 +475,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         base = Path(place).resolve()
         os.chdir(base)
-        os.environ["LAPCLIP_DATA"], os.environ["LAPCLIP_CACHE"] = str(base / "data"), str(base / "cache")
+        os.environ["LAPCLIP_DATA"], os.environ["LAPCLIP_CACHE"] = (
+            str(base / "data"),
+            str(base / "cache"),
+        )
         from lapclip.commands.train import train
 
         train("first-run", SETTINGS, name="model")
@@ -400,8 +496,14 @@ def main() -> None:
                 for kind, each in processes.items()
                 if each.stdout
             }
-            servers = {kind: (url.port or 0, url.query.removeprefix("token=")) for kind, url in urls.items()}
-            measured = {"this process": psutil.Process(), **{k: psutil.Process(p.pid) for k, p in processes.items()}}
+            servers = {
+                kind: (url.port or 0, url.query.removeprefix("token="))
+                for kind, url in urls.items()
+            }
+            measured = {
+                "this process": psutil.Process(),
+                **{k: psutil.Process(p.pid) for k, p in processes.items()},
+            }
             sizes: list[dict[str, int]] = []
             for block, first in enumerate(range(0, examples, BLOCK)):
                 count = min(BLOCK, examples - first)
@@ -409,14 +511,23 @@ def main() -> None:
                 by_application(runner, apps, count - over_sockets, found, options.seed + 2 * block)
                 by_socket(servers, over_sockets, found, options.seed + 2 * block + 1)
                 gc.collect()
-                sizes.append({kind: process.memory_info().rss for kind, process in measured.items()})
-                print(f"{sum(found.statuses.values()):,} requests, {len(found.wrong)} wrong", file=sys.stderr)
+                sizes.append(
+                    {kind: process.memory_info().rss for kind, process in measured.items()}
+                )
+                print(
+                    f"{sum(found.statuses.values()):,} requests, {len(found.wrong)} wrong",
+                    file=sys.stderr,
+                )
             for kind, (port, token) in servers.items():
                 last = Request("GET", "/", (("host", b"localhost"),), b"", True).with_token(token)
                 status, _ = asyncio.run(exchange(port, last.raw(), 10))
                 if status != 200:
                     found.wrong.append(f"{kind}: does not answer at the end: {status}")
-        found.wrong += [f"{kind}: a traceback" for kind in servers if "Traceback" in (base / f"{kind}.txt").read_text()]
+        found.wrong += [
+            f"{kind}: a traceback"
+            for kind in servers
+            if "Traceback" in (base / f"{kind}.txt").read_text()
+        ]
         library.close()
     quarter = sizes[len(sizes) // 4]
     for line, count in sorted(found.statuses.items()):
@@ -428,7 +539,9 @@ def main() -> None:
             found.wrong.append(f"{kind} grew by {grown / 1e6:.0f} MB")
     total, wrong = sum(found.statuses.values()), found.wrong
     bad = sum(count for line, count in found.statuses.items() if re.search(r": 5\d\d$", line))
-    print(f"{total:,} requests, {bad} answers of 5xx, {len(wrong)} wrong, {time.monotonic() - began:.0f} s")
+    print(
+        f"{total:,} requests, {bad} answers of 5xx, {len(wrong)} wrong, {time.monotonic() - began:.0f} s"
+    )
     for line in wrong[:20]:
         print(line)
     sys.exit(bool(wrong))

@@ -23,7 +23,9 @@ from lapclip.commands.train import train
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("table", type=Path)
     parser.add_argument("--counts", type=int, nargs="*", default=[50, 200, 1000, 3000])
     parser.add_argument("--captions", type=int)
@@ -33,11 +35,18 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def measured(table: Path, rows: list[dict[str, str]], count: int, captions: int | None) -> dict[str, Any]:
+def measured(
+    table: Path, rows: list[dict[str, str]], count: int, captions: int | None
+) -> dict[str, Any]:
     name = f"count-{count}-{captions}" if captions else f"count-{count}"
     if not (Path("runs") / name / "run.toml").exists():
-        where = {"source": str(subset(rows, count, captions)), "pictures": str(table.parent.absolute())}
-        train("heads", [f"data.{key}={json.dumps(value)}" for key, value in where.items()], name=name)
+        where = {
+            "source": str(subset(rows, count, captions)),
+            "pictures": str(table.parent.absolute()),
+        }
+        train(
+            "heads", [f"data.{key}={json.dumps(value)}" for key, value in where.items()], name=name
+        )
     result = evaluate(EvaluationRequest(name, split="val"))
     whole, words = result["hubness"]["whole"], result["short_questions"]
     low, high = result["evaluation"]["intervals"]["t2i_r1"]
@@ -64,7 +73,9 @@ def subset(rows: list[dict[str, str]], count: int, captions: int | None) -> Path
         writer.writeheader()
         written = Counter[str]()
         for row in rows:
-            is_wanted = row["filepath"] in drawn and (captions is None or written[row["filepath"]] < captions)
+            is_wanted = row["filepath"] in drawn and (
+                captions is None or written[row["filepath"]] < captions
+            )
             if row["split"] != "train" or is_wanted:
                 writer.writerow(row)
                 written[row["filepath"]] += 1

@@ -34,7 +34,9 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=1.5)
     options.add_argument("--seed", type=int, default=18)
     given = options.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored for what it starts with &
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell may have it ignored for what it starts with &
     chance = random.Random(given.seed)
     for name, arguments in COMMANDS.items():
         ends: collections.Counter[str] = collections.Counter()
@@ -66,7 +68,13 @@ def interrupted(arguments: list[str], seconds: float) -> tuple[str, str]:
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=120)
-    how = "noise" if any(word in said for word in NOISE) else "a word" if "Interrupted" in said else "quiet"
+    how = (
+        "noise"
+        if any(word in said for word in NOISE)
+        else "a word"
+        if "Interrupted" in said
+        else "quiet"
+    )
     return f"{process.returncode}, {how}", said
 
 

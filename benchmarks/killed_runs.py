@@ -24,7 +24,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     chance = random.Random(options.seed)
-    settings = [f"train.steps={options.steps}", "train.checkpoint_every_seconds=2", "train.dtype=float32"]
+    settings = [
+        f"train.steps={options.steps}",
+        "train.checkpoint_every_seconds=2",
+        "train.dtype=float32",
+    ]
     flags = [word for setting in (*settings, "train.device=cpu") for word in ("--set", setting)]
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
@@ -86,7 +90,9 @@ def read(run: Path) -> tuple[dict[int, float], int, int, int]:
 def _start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "lapclip", *arguments]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
 
 if __name__ == "__main__":

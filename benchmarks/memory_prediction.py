@@ -46,7 +46,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        parts = [f"{self.model}-{self.dtype}", f"{self.batch}/{self.micro or self.batch}", self.attention, self.linear]
+        parts = [
+            f"{self.model}-{self.dtype}",
+            f"{self.batch}/{self.micro or self.batch}",
+            self.attention,
+            self.linear,
+        ]
         return " ".join(parts + ["recompute"] * self.recompute)
 
     def settings(self, device: str) -> TrainConfig:
@@ -90,7 +95,9 @@ ROWS = [
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rows", nargs="*", default=[], help="parts of row names, such as seed-bfloat16")
+    parser.add_argument(
+        "--rows", nargs="*", default=[], help="parts of row names, such as seed-bfloat16"
+    )
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
@@ -102,7 +109,9 @@ def main() -> None:
             continue
         command = [sys.executable, __file__, "--device", options.device, "--one", str(number)]
         peak = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        predicted = predict_bytes(SHAPES[row.model], row.settings(options.device), row.caption_tokens).total
+        predicted = predict_bytes(
+            SHAPES[row.model], row.settings(options.device), row.caption_tokens
+        ).total
         results.append({**asdict(row), "predicted": predicted, "measured": peak})
         print(f"{row.name:50} predicted {predicted / 1e6:6,.0f} MB, measured {peak / 1e6:6,.0f} MB: "
               f"{predicted / peak - 1:+.0%}", flush=True)  # fmt: skip
@@ -119,8 +128,12 @@ def measure(row: Row, wanted: str) -> int:
     step = make_step(CLIP(shape).to(device.torch), row.settings(device.kind), device)
     draw = np.random.default_rng(0)
     batch = Batch(
-        pixels_BSSC=draw.integers(0, 256, (row.batch, shape.image_size, shape.image_size, 3), dtype=np.uint8),
-        tokens_BL=np.sort(draw.integers(0, shape.vocabulary, (row.batch, row.caption_tokens)), axis=1),
+        pixels_BSSC=draw.integers(
+            0, 256, (row.batch, shape.image_size, shape.image_size, 3), dtype=np.uint8
+        ),
+        tokens_BL=np.sort(
+            draw.integers(0, shape.vocabulary, (row.batch, row.caption_tokens)), axis=1
+        ),
         positives_BB=np.eye(row.batch, dtype=bool),
         sided_B=np.zeros(row.batch, dtype=bool),
     )

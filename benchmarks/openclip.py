@@ -55,7 +55,9 @@ def peer_model(ours: CLIP) -> PeerCLIP:
 class PeerStep:
     """A step of OpenCLIP's trainer: autocast or pure bf16, its loss, fused AdamW, the clamp of its logit scale."""
 
-    def __init__(self, ours: CLIP, precision: str, device: torch.device, *, compiled: bool = False) -> None:
+    def __init__(
+        self, ours: CLIP, precision: str, device: torch.device, *, compiled: bool = False
+    ) -> None:
         self.precision, self.device = precision, device
         model = peer_model(ours).to(device)
         if precision == "pure_bf16":

@@ -51,17 +51,32 @@ def main() -> None:
     parser.add_argument("photos", type=Path, help="a folder of JPEGs")
     parser.add_argument("--count", type=int, default=1440, help="files to pack")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sides", type=int, nargs="*", default=[112, 224], help="what the model sees, in pixels")
+    parser.add_argument(
+        "--sides", type=int, nargs="*", default=[112, 224], help="what the model sees, in pixels"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         files = repeat(options.photos, folder / "photos", options.count)
         table = folder / "captions.csv"
-        table.write_text("filepath\ttitle\n" + "".join(f"{path}\tphoto\n" for path in files), encoding="utf-8")
-        rows = [row for side in options.sides for row in compare(files, table, folder / "store", side, options.rounds)]
-    record = {"rows": rows, "draft": draft(options.rounds), "count": options.count, "rounds": options.rounds}
+        table.write_text(
+            "filepath\ttitle\n" + "".join(f"{path}\tphoto\n" for path in files), encoding="utf-8"
+        )
+        rows = [
+            row
+            for side in options.sides
+            for row in compare(files, table, folder / "store", side, options.rounds)
+        ]
+    record = {
+        "rows": rows,
+        "draft": draft(options.rounds),
+        "count": options.count,
+        "rounds": options.rounds,
+    }
     versions = {"torch": torch.__version__, "pillow": PIL.__version__, "commit": source_commit()}
-    print(json.dumps({**record, **versions, "cores": logical_cores(), "system": platform.platform()}))
+    print(
+        json.dumps({**record, **versions, "cores": logical_cores(), "system": platform.platform()})
+    )
 
 
 def repeat(photos: Path, folder: Path, count: int) -> list[Path]:
@@ -73,7 +88,9 @@ def repeat(photos: Path, folder: Path, count: int) -> list[Path]:
         data, comment = sources[at % len(sources)], f"{at:08}".encode()
         # A comment segment after the start of the file: marker, length with its own two bytes, text.
         files.append(folder / f"{at:05}.jpg")
-        files[-1].write_bytes(data[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + data[2:])
+        files[-1].write_bytes(
+            data[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + data[2:]
+        )
     return files
 
 
@@ -92,7 +109,11 @@ def compare(files: list[Path], table: Path, store: Path, side: int, rounds: int)
     def theirs(training: bool, workers: int) -> Callable[[], None]:
         transform = image_transform(side, is_train=training)
         data = CsvDataset(
-            str(table), transform, "filepath", "title", tokenizer=lambda texts: torch.zeros(len(texts), 77)
+            str(table),
+            transform,
+            "filepath",
+            "title",
+            tokenizer=lambda texts: torch.zeros(len(texts), 77),
         )
 
         def run() -> None:
@@ -138,7 +159,10 @@ def said(
     """One line for people, and the same as figures."""
     best = max(workers, key=lambda count: rates[f"{what} peer {count}"])
     mine, peer = f"{what} ours", f"{what} peer {best}"
-    spreads = [(max(times[name]) - min(times[name])) / statistics.median(times[name]) for name in (mine, peer)]
+    spreads = [
+        (max(times[name]) - min(times[name])) / statistics.median(times[name])
+        for name in (mine, peer)
+    ]
     ratio = rates[mine] / rates[peer]
     print(
         f"packing, {what}, {side} px: {ratio:.2f}x {openclip.NAME}'s CSV data set; {rates[mine]:,.0f} photos/s against "
@@ -165,7 +189,9 @@ def draft(rounds: int) -> dict:
     coarse = Image.fromarray(draw.integers(0, 256, (60, 80, 3), dtype=np.uint8)).resize(
         (4000, 3000), Image.Resampling.BICUBIC
     )
-    noisy = np.asarray(coarse).astype(np.int16) + draw.integers(-8, 9, (3000, 4000, 1), dtype=np.int16)
+    noisy = np.asarray(coarse).astype(np.int16) + draw.integers(
+        -8, 9, (3000, 4000, 1), dtype=np.int16
+    )
     file = io.BytesIO()
     Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
     data = file.getvalue()
@@ -181,7 +207,12 @@ def draft(rounds: int) -> dict:
         f"{plain * 1e3:.0f} ms without, {plain / drafted:.1f}x",
         flush=True,
     )
-    return {"plain_ms": plain * 1e3, "drafted_ms": drafted * 1e3, "ratio": plain / drafted, "bytes": len(data)}
+    return {
+        "plain_ms": plain * 1e3,
+        "drafted_ms": drafted * 1e3,
+        "ratio": plain / drafted,
+        "bytes": len(data),
+    }
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ def furthest(batch: int, dtype: torch.dtype) -> tuple[float, float]:
     loss.backward()
     peer.backward()
     apart = [
-        ((one.grad - other.grad).norm() / other.grad.norm()).item() for one, other in zip(ours, theirs, strict=True)
+        ((one.grad - other.grad).norm() / other.grad.norm()).item()
+        for one, other in zip(ours, theirs, strict=True)
     ]
     return abs(loss.item() - peer.item()) / max(1.0, math.fabs(peer.item())), max(apart)
 
@@ -50,10 +51,15 @@ def main() -> None:
     for dtype in (torch.float64, torch.float32):
         name = str(dtype).removeprefix("torch.")
         rows = [furthest(batch, dtype) for batch in BATCHES]
-        found[name] = {"loss": max(row[0] for row in rows), "gradients": max(row[1] for row in rows)}
+        found[name] = {
+            "loss": max(row[0] for row in rows),
+            "gradients": max(row[1] for row in rows),
+        }
         print(f"sigmoid loss, {name}, batches of {BATCHES}: {found[name]['loss']:.1e} from OpenCLIP's, gradients "
               f"{found[name]['gradients']:.1e}")  # fmt: skip
-    print(json.dumps({"open_clip": version("open_clip_torch"), "torch": torch.__version__, **found}))
+    print(
+        json.dumps({"open_clip": version("open_clip_torch"), "torch": torch.__version__, **found})
+    )
 
 
 if __name__ == "__main__":

@@ -56,7 +56,9 @@ class Batches(list):
     dataset: SimpleNamespace
 
 
-def random_pairs(pictures: int, captions_each: int, noise: float, seed: int, width: int = 512) -> Embeddings:
+def random_pairs(
+    pictures: int, captions_each: int, noise: float, seed: int, width: int = 512
+) -> Embeddings:
     """Captions near their images, as far as the noise leaves them."""
     draw = np.random.default_rng(seed)
     images = _unit(draw.normal(size=(pictures, width)))
@@ -64,7 +66,9 @@ def random_pairs(pictures: int, captions_each: int, noise: float, seed: int, wid
     return images, _unit(images[owner] + noise * draw.normal(size=(len(owner), width))), owner
 
 
-def peer_retrieval(image_NE: np.ndarray, text_ME: np.ndarray, owner: np.ndarray, batch: int = 128) -> dict[str, float]:
+def peer_retrieval(
+    image_NE: np.ndarray, text_ME: np.ndarray, owner: np.ndarray, batch: int = 128
+) -> dict[str, float]:
     """CLIP_benchmark's retrieval, batch by batch as it wants its data."""
 
     def batches() -> Iterator[tuple[Tensor, list[list[int]]]]:
@@ -78,12 +82,18 @@ def peer_retrieval(image_NE: np.ndarray, text_ME: np.ndarray, owner: np.ndarray,
     assert (order == np.arange(len(order))).all()
     model = LookUp(image_NE, text_ME)
     with quiet():
-        found = zeroshot_retrieval.evaluate(model, batches(), torch.tensor, "cpu", amp=False, recall_k_list=[*RANKS])
+        found = zeroshot_retrieval.evaluate(
+            model, batches(), torch.tensor, "cpu", amp=False, recall_k_list=[*RANKS]
+        )
     named = {"t2i": "image_retrieval", "i2t": "text_retrieval"}
-    return {f"{way}_r{k}": found[f"{name}_recall@{k}"] for way, name in named.items() for k in RANKS}
+    return {
+        f"{way}_r{k}": found[f"{name}_recall@{k}"] for way, name in named.items() for k in RANKS
+    }
 
 
-def peer_zeroshot(image_NE: np.ndarray, text_SE: np.ndarray, label_N: np.ndarray, templates: int) -> dict[str, float]:
+def peer_zeroshot(
+    image_NE: np.ndarray, text_SE: np.ndarray, label_N: np.ndarray, templates: int
+) -> dict[str, float]:
     """CLIP_benchmark's classification; sentence s of class c is row c * templates + s."""
     model = LookUp(image_NE, text_SE)
     names = [str(at) for at in range(len(text_SE) // templates)]
@@ -91,21 +101,33 @@ def peer_zeroshot(image_NE: np.ndarray, text_SE: np.ndarray, label_N: np.ndarray
     data = Batches([(torch.arange(len(image_NE)), torch.from_numpy(label_N))])
     data.dataset = SimpleNamespace(classes=names)
     with quiet():
-        found = zeroshot_classification.evaluate(model, data, torch.tensor, names, sentences, "cpu", amp=False)
-    return {"top1": found["acc1"], "top5": found["acc5"], "mean_per_class": found["mean_per_class_recall"]}
+        found = zeroshot_classification.evaluate(
+            model, data, torch.tensor, names, sentences, "cpu", amp=False
+        )
+    return {
+        "top1": found["acc1"],
+        "top5": found["acc5"],
+        "mean_per_class": found["mean_per_class_recall"],
+    }
 
 
 def compare_retrieval(name: str, embeddings: Embeddings) -> tuple[float, float]:
     """The largest differences of recall, in float64 and in float32."""
     images, texts, owner = embeddings
-    single = _compare(f"retrieval, {name}, float32", retrieval(*embeddings), peer_retrieval(*embeddings))
+    single = _compare(
+        f"retrieval, {name}, float32", retrieval(*embeddings), peer_retrieval(*embeddings)
+    )
     images, texts = (_unit(rows.astype(np.float64), np.float64) for rows in (images, texts))
     near = near_ties(images, texts, owner)
-    print(f"  questions with a rival within {NEAR:g}: {near['t2i']} of captions, {near['i2t']} of images")
+    print(
+        f"  questions with a rival within {NEAR:g}: {near['t2i']} of captions, {near['i2t']} of images"
+    )
     if single > TOLERANCE + max(near["t2i"] / len(texts), near["i2t"] / len(images)):
         raise SystemExit("float32 differs by more than near ties explain")
     double = images, texts, owner
-    return _compare(f"retrieval, {name}, float64", retrieval(*double), peer_retrieval(*double)), single
+    return _compare(
+        f"retrieval, {name}, float64", retrieval(*double), peer_retrieval(*double)
+    ), single
 
 
 def near_ties(image_NE: np.ndarray, text_ME: np.ndarray, owner: np.ndarray) -> dict[str, int]:
@@ -126,12 +148,17 @@ def compare_zeroshot(classes: int, templates: int, seed: int) -> tuple[float, fl
     """The largest difference of the shares of right classes, which float32 makes as well."""
     draw = np.random.default_rng(seed)
     sentences = _unit(
-        np.repeat(draw.normal(size=(classes, 64)), templates, axis=0) + draw.normal(size=(classes * templates, 64))
+        np.repeat(draw.normal(size=(classes, 64)), templates, axis=0)
+        + draw.normal(size=(classes * templates, 64))
     )
     labels = np.concatenate([np.arange(classes), draw.integers(classes, size=3000)])
     images = _unit(sentences[labels * templates] + 1.5 * draw.normal(size=(len(labels), 64)))
-    rows = class_embeddings(lambda _: sentences, [str(at) for at in range(classes)], ["{}"] * templates)
-    ours = zeroshot_of(class_answers(images, rows, labels), labels, [str(at) for at in range(classes)])
+    rows = class_embeddings(
+        lambda _: sentences, [str(at) for at in range(classes)], ["{}"] * templates
+    )
+    ours = zeroshot_of(
+        class_answers(images, rows, labels), labels, [str(at) for at in range(classes)]
+    )
     theirs = peer_zeroshot(images, sentences, labels, templates)
     worst = _compare(f"zero-shot, {classes} classes, {templates} templates", ours, theirs)
     return worst, worst
@@ -144,7 +171,9 @@ def real_pairs(run: str, source: str, split: str) -> Embeddings:
     from lapclip.embedder import load
 
     model = load(run)
-    return model.encode_pairs(load_data(DataConfig(source=source), model.model.shape.image_size).splits[split])
+    return model.encode_pairs(
+        load_data(DataConfig(source=source), model.model.shape.image_size).splits[split]
+    )
 
 
 def _compare(name: str, ours: dict, theirs: dict[str, float]) -> float:
@@ -181,9 +210,15 @@ def main() -> int:
     if asked.run:
         name = f"{asked.run} on {asked.data}, {asked.split}"
         worst.append(compare_retrieval(name, real_pairs(asked.run, asked.data, asked.split)))
-    versions = {name: importlib.metadata.version(name) for name in ("clip_benchmark", "torch", "numpy")}
+    versions = {
+        name: importlib.metadata.version(name) for name in ("clip_benchmark", "torch", "numpy")
+    }
     double, single = (max(pair[at] for pair in worst) for at in (0, 1))
-    found = {"largest_difference": double, "largest_difference_in_float32": single, "tolerance": TOLERANCE}
+    found = {
+        "largest_difference": double,
+        "largest_difference_in_float32": single,
+        "tolerance": TOLERANCE,
+    }
     print(json.dumps({**found, "versions": versions}))
     return int(double > TOLERANCE)
 

@@ -48,9 +48,21 @@ from lapclip.weights.read_model import siglip_tokenizer
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fixtures" / "siglip"))
 import make
 
-CAPTIONS = ["a photo of a cat", "two dogs &amp; a red bird, in the SNOW!", "Ein Häuschen am Weiher.", "", "a dog " * 60]
+CAPTIONS = [
+    "a photo of a cat",
+    "two dogs &amp; a red bird, in the SNOW!",
+    "Ein Häuschen am Weiher.",
+    "",
+    "a dog " * 60,
+]
 SHAPES = (
-    *("ViT-B-16-SigLIP", "ViT-B-16-SigLIP2", "ViT-B-32-SigLIP2-256", "ViT-L-16-SigLIP-256", "ViT-SO400M-14-SigLIP"),
+    *(
+        "ViT-B-16-SigLIP",
+        "ViT-B-16-SigLIP2",
+        "ViT-B-32-SigLIP2-256",
+        "ViT-L-16-SigLIP-256",
+        "ViT-SO400M-14-SigLIP",
+    ),
     *(
         "ViT-SO400M-14-SigLIP-384",
         "ViT-SO400M-16-SigLIP2-256",
@@ -61,9 +73,36 @@ SHAPES = (
     ),
 )
 WORDS = [
-    *("a", "photo", "of", "the", "Cat", "dogs", "Snow,", "häuschen", "über", "straße", "naïve", "café", "собака", "猫"),
+    *(
+        "a",
+        "photo",
+        "of",
+        "the",
+        "Cat",
+        "dogs",
+        "Snow,",
+        "häuschen",
+        "über",
+        "straße",
+        "naïve",
+        "café",
+        "собака",
+        "猫",
+    ),
     *("窓", "قطة", "한국어", "ÅÄÖ", "🇩🇪", "don't", "&amp;", "13"),
-    *("\u0391\u03a3", "\u0130s", "\ufb01ne", "\uff21\uff22", "\xbd", "\u2122", "\xb4", "\xa8a", "e\u0301", "2,5", "-"),
+    *(
+        "\u0391\u03a3",
+        "\u0130s",
+        "\ufb01ne",
+        "\uff21\uff22",
+        "\xbd",
+        "\u2122",
+        "\xb4",
+        "\xa8a",
+        "e\u0301",
+        "2,5",
+        "-",
+    ),
     *(
         "a\u0308\u0323",
         "\u200b",
@@ -86,8 +125,14 @@ class Vocabularies:
     """The two kinds that SigLIPs have, as files, with so many tokens."""
 
     def __init__(self, folder: Path, size: int = 3000) -> None:
-        lines = [line for path in sorted(Path("docs").glob("*.md")) for line in path.read_text("utf-8").splitlines()]
-        sentences = [line.strip().lower()[:300] for line in lines if line.strip()] + make.SENTENCES.split("|") * 20
+        lines = [
+            line
+            for path in sorted(Path("docs").glob("*.md"))
+            for line in path.read_text("utf-8").splitlines()
+        ]
+        sentences = [
+            line.strip().lower()[:300] for line in lines if line.strip()
+        ] + make.SENTENCES.split("|") * 20
         first = make.learn(
             sentences, vocab_size=size, model_type="unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1
         )  # fmt: skip
@@ -101,34 +146,60 @@ class Vocabularies:
         self.pairs = sentencepiece.SentencePieceProcessor(model_proto=second)
         folder.mkdir()
         (folder / "spiece.model").write_bytes(first)
-        gemma = {**make.gemma(self.pairs), "post_processor": end_with("<eos>", 1)}  # as published folders have it
+        gemma = {
+            **make.gemma(self.pairs),
+            "post_processor": end_with("<eos>", 1),
+        }  # as published folders have it
         (folder / "gemma.json").write_text(json.dumps(gemma), encoding="utf-8")
         self.unigram_json().save(str(folder / "unigram.json"))
 
     def unigram_json(self):
         """The tokenizer.json of OpenCLIP's folders: as transformers makes it of T5's vocabulary."""
-        from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+        from tokenizers import (
+            Regex,
+            Tokenizer,
+            decoders,
+            models,
+            normalizers,
+            pre_tokenizers,
+            processors,
+        )
 
         model, proto = self.pieces, sentencepiece_model_pb2.ModelProto()
         proto.ParseFromString(model.serialized_model_proto())
         scored = [(model.id_to_piece(at), model.get_score(at)) for at in range(len(model))]
         made = Tokenizer(models.Unigram(scored, 2, True))
         first = normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)
-        spaces = [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), "▁")]
+        spaces = [
+            normalizers.Strip(left=False, right=True),
+            normalizers.Replace(Regex(" {2,}"), "▁"),
+        ]
         made.normalizer = normalizers.Sequence([first, *spaces])
         made.pre_tokenizer = pre_tokenizers.Metaspace()
         made.decoder = decoders.Metaspace()
-        made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+        made.post_processor = processors.TemplateProcessing(
+            single="$A </s>", special_tokens=[("</s>", 1)]
+        )
         made.add_special_tokens(["</s>", "<unk>"])
         return made
 
     def put(self, folder: Path, name: str) -> None:
         """A vocabulary into a folder of a model, under the name that it has there."""
-        shutil.copy(self.folder / name, folder / ("spiece.model" if name == "spiece.model" else "tokenizer.json"))
+        shutil.copy(
+            self.folder / name,
+            folder / ("spiece.model" if name == "spiece.model" else "tokenizer.json"),
+        )
         if name != "spiece.model":
             unigram = name == "unigram.json"
-            special = {"eos_token": "</s>" if unigram else "<eos>", "pad_token": "</s>" if unigram else "<pad>"}
-            described = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", **special}
+            special = {
+                "eos_token": "</s>" if unigram else "<eos>",
+                "pad_token": "</s>" if unigram else "<pad>",
+            }
+            described = {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "unk_token": "<unk>",
+                **special,
+            }
             (folder / "tokenizer_config.json").write_text(json.dumps(described))
 
 
@@ -146,7 +217,9 @@ def fewer_blocks(model: nn.Module, blocks: int) -> None:
     model.text.transformer.resblocks = model.text.transformer.resblocks[:blocks]
 
 
-def openclip_shape(found: Comparisons, name: str, blocks: int, words: Vocabularies, place: Path) -> None:
+def openclip_shape(
+    found: Comparisons, name: str, blocks: int, words: Vocabularies, place: Path
+) -> None:
     config = copy.deepcopy(open_clip.get_model_config(name))
     config["text_cfg"]["vocab_size"] = words.size
     torch.manual_seed(0)
@@ -156,37 +229,53 @@ def openclip_shape(found: Comparisons, name: str, blocks: int, words: Vocabulari
         fewer_blocks(model, blocks)
         config["text_cfg"]["layers"] = blocks
         openclip.TIMM_SIZES = {
-            kind: (width, blocks, heads, hidden) for kind, (width, _, heads, hidden) in openclip.TIMM_SIZES.items()
+            kind: (width, blocks, heads, hidden)
+            for kind, (width, _, heads, hidden) in openclip.TIMM_SIZES.items()
         }
     disturb(model)
     saved = place / "saved"
     saved.mkdir()
-    seen = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "resize_mode": "squash"}
-    (saved / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": seen}))
+    seen = {
+        "mean": [0.5] * 3,
+        "std": [0.5] * 3,
+        "interpolation": "bicubic",
+        "resize_mode": "squash",
+    }
+    (saved / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": config, "preprocess_cfg": seen})
+    )
     save_file(model.state_dict(), saved / "open_clip_model.safetensors")
     words.put(saved, "gemma.json" if "SigLIP2" in name else "unigram.json")
     tokenizer = open_clip.tokenizer.HFTokenizer(
         str(saved), config["text_cfg"]["context_length"], **config["text_cfg"]["tokenizer_kwargs"]
     )
     ours = load_torch(saved)
-    found.models(f"{name}, OpenCLIP's folder read", ours, openclip_encoders(model, tokenizer), CAPTIONS)
+    found.models(
+        f"{name}, OpenCLIP's folder read", ours, openclip_encoders(model, tokenizer), CAPTIONS
+    )
     scale, bias = model.logit_scale.exp().item(), model.logit_bias.item()
     found.add(f"{name}, scale and bias", *map(as_row, ((scale, bias), ours.logits())), 1e-5)
     write(ours, "openclip", place / "openclip")
     if blocks:  # timm would make it whole
         again = copy.deepcopy(model)
-        tensors = open_clip.factory.load_state_dict(str(place / "openclip" / "open_clip_model.safetensors"))
+        tensors = open_clip.factory.load_state_dict(
+            str(place / "openclip" / "open_clip_model.safetensors")
+        )
         again.load_state_dict(tensors)
     else:
         again = open_clip.create_model_and_transforms(f"local-dir:{place / 'openclip'}")[0].eval()
     tokenizer = open_clip.get_tokenizer(f"local-dir:{place / 'openclip'}")
-    found.models(f"{name}, ours written for OpenCLIP", ours, openclip_encoders(again, tokenizer), CAPTIONS)
+    found.models(
+        f"{name}, ours written for OpenCLIP", ours, openclip_encoders(again, tokenizer), CAPTIONS
+    )
     del again, model
     gc.collect()
     write(ours, "huggingface", place / "huggingface")
     back = transformers.SiglipModel.from_pretrained(place / "huggingface").eval()
     encoders = huggingface_encoders(back, huggingface_tokens(place / "huggingface"))
-    found.models(f"{name}, ours written for transformers", ours, encoders, [plain(text) for text in CAPTIONS])
+    found.models(
+        f"{name}, ours written for transformers", ours, encoders, [plain(text) for text in CAPTIONS]
+    )
 
 
 def write(ours: Embedder, to: str, out: Path) -> None:
@@ -208,10 +297,14 @@ def plain(text: str) -> str:
 
 def huggingface_tokens(folder: Path):
     fast = transformers.AutoTokenizer.from_pretrained(folder)
-    return lambda captions: fast(captions, padding="max_length", truncation=True, return_tensors="pt")["input_ids"]
+    return lambda captions: fast(
+        captions, padding="max_length", truncation=True, return_tensors="pt"
+    )["input_ids"]
 
 
-def huggingface_shape(found: Comparisons, kind: str, blocks: int, words: Vocabularies, place: Path) -> None:
+def huggingface_shape(
+    found: Comparisons, kind: str, blocks: int, words: Vocabularies, place: Path
+) -> None:
     sizes = {"num_hidden_layers": blocks} if blocks else {}
     text = {**sizes, "vocab_size": words.size}
     torch.manual_seed(1)
@@ -229,7 +322,11 @@ def huggingface_shape(found: Comparisons, kind: str, blocks: int, words: Vocabul
     ours = load_torch(saved)
     if kind == "siglip":
         slow = transformers.SiglipTokenizer(str(saved / "spiece.model"))
-        tokens = lambda captions: slow(captions, padding="max_length", truncation=True, return_tensors="pt").input_ids  # noqa: E731
+
+        def tokens(captions):
+            padded = slow(captions, padding="max_length", truncation=True, return_tensors="pt")
+            return padded.input_ids
+
     else:
         tokens = siglip2_tokens(saved)
     encoders = (encode_image, huggingface_encoders(model, tokens)[1])
@@ -258,7 +355,10 @@ def naflex(model: nn.Module):
 
         patches = torch.stack([convert_image_to_patches(image, 16) for image in pixels])
         grid = pixels.shape[-1] // 16
-        mask, shapes = torch.ones(patches.shape[:2], dtype=torch.int32), torch.tensor([[grid, grid]] * len(pixels))
+        mask, shapes = (
+            torch.ones(patches.shape[:2], dtype=torch.int32),
+            torch.tensor([[grid, grid]] * len(pixels)),
+        )
         return model.get_image_features(
             pixel_values=patches, pixel_attention_mask=mask, spatial_shapes=shapes
         ).pooler_output
@@ -269,7 +369,9 @@ def naflex(model: nn.Module):
 def siglip2_tokens(folder: Path):
     """transformers' own tokenizer of SigLIP 2, with the end that published folders ask for."""
     described = json.loads((folder / "tokenizer.json").read_text("utf-8"))["model"]
-    fast = transformers.Siglip2Tokenizer(vocab=described["vocab"], merges=[tuple(pair) for pair in described["merges"]])
+    fast = transformers.Siglip2Tokenizer(
+        vocab=described["vocab"], merges=[tuple(pair) for pair in described["merges"]]
+    )
 
     def encode(captions: list[str]) -> Tensor:
         rows = [[*fast(text, add_special_tokens=False)["input_ids"][:63], 1] for text in captions]
@@ -285,10 +387,15 @@ def texts(count: int) -> list[str]:
     def one() -> str:
         kind = draw.random()
         if kind < 0.5:
-            return "".join(draw.choice(WORDS) + draw.choice((" ", " ", "", "  ")) for _ in range(draw.randrange(14)))
+            return "".join(
+                draw.choice(WORDS) + draw.choice((" ", " ", "", "  "))
+                for _ in range(draw.randrange(14))
+            )
         if kind < 0.75:
             ranges = ((0x20, 0x7F), (0xA0, 0x3000), (0x3000, 0xD7FF), (0xE000, 0x110000))
-            return "".join(chr(draw.randrange(*draw.choice(ranges))) for _ in range(draw.randrange(20)))
+            return "".join(
+                chr(draw.randrange(*draw.choice(ranges))) for _ in range(draw.randrange(20))
+            )
         if kind < 0.95:
             letters = "aeo\u0301\u0308\u0323\u1100\u1161\u11a8\ufdfa "
             return "".join(draw.choice(letters) for _ in range(draw.randrange(20)))
@@ -319,10 +426,19 @@ def tokens(found: Comparisons, count: int, words: Vocabularies, place: Path) -> 
         return [*ids[:63], 1] + [padding] * (63 - len(ids))
 
     first = siglip_tokenizer(folder("spiece.model"), words.size)
-    compare("SentencePiece, unigram", first, lambda text: filled(words.pieces.encode(make.canonical(text)), 1), many)
+    compare(
+        "SentencePiece, unigram",
+        first,
+        lambda text: filled(words.pieces.encode(make.canonical(text)), 1),
+        many,
+    )
     slow = transformers.SiglipTokenizer(str(place / "spiece.model" / "spiece.model"))
     # transformers puts a space before a text and keeps one that begins it, and takes its marks out of texts.
-    ordinary = [text for text in many if make.canonical(text) and text == text.strip() and not set(text) & {"▁", "\0"}]
+    ordinary = [
+        text
+        for text in many
+        if make.canonical(text) and text == text.strip() and not set(text) & {"▁", "\0"}
+    ]
     compare(
         "transformers' SiglipTokenizer",
         first,
@@ -331,23 +447,44 @@ def tokens(found: Comparisons, count: int, words: Vocabularies, place: Path) -> 
     )
     second = siglip_tokenizer(folder("gemma.json"), words.size)
     by_letter = Lowercase().normalize_str  # which knows a newer Unicode than Python may
-    compare("SentencePiece, byte pairs", second, lambda text: filled(words.pairs.encode(by_letter(text)), 0), many)
+    compare(
+        "SentencePiece, byte pairs",
+        second,
+        lambda text: filled(words.pairs.encode(by_letter(text)), 0),
+        many,
+    )
     theirs = siglip2_tokens(place / "gemma.json")
-    compare("transformers' Siglip2Tokenizer", second, lambda text: theirs([text])[0].tolist(), many[: count // 10])
+    compare(
+        "transformers' Siglip2Tokenizer",
+        second,
+        lambda text: theirs([text])[0].tolist(),
+        many[: count // 10],
+    )
     for name in ("unigram.json", "gemma.json"):
-        third = siglip_tokenizer(place / name if name == "gemma.json" else folder(name), words.size, "mended-canonical")
+        third = siglip_tokenizer(
+            place / name if name == "gemma.json" else folder(name), words.size, "mended-canonical"
+        )
         peer = open_clip.tokenizer.HFTokenizer(str(place / name), 64, clean="canonicalize")
         compare(
-            f"OpenCLIP's tokenizer, {name}", third, lambda text, peer=peer: peer(text)[0].tolist(), many[: count // 10]
+            f"OpenCLIP's tokenizer, {name}",
+            third,
+            lambda text, peer=peer: peer(text)[0].tolist(),
+            many[: count // 10],
         )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only", default=",".join(SHAPES), help="shapes, separated by commas; tokens for the tokenizers"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--blocks", type=int, default=0, help="take so many blocks of each tower, to save memory")
+    parser.add_argument(
+        "--only",
+        default=",".join(SHAPES),
+        help="shapes, separated by commas; tokens for the tokenizers",
+    )
+    parser.add_argument(
+        "--blocks", type=int, default=0, help="take so many blocks of each tower, to save memory"
+    )
     parser.add_argument("--texts", type=int, default=20_000, help="texts whose ids are compared")
     asked = parser.parse_args()
     logging.disable(logging.WARNING)
@@ -365,10 +502,18 @@ def main() -> int:
                     compare = huggingface_shape if name in huggingface.DEFAULTS else openclip_shape
                     compare(found, name, asked.blocks, words, Path(place))
     packages = ("open_clip_torch", "timm", "transformers", "tokenizers", "sentencepiece", "torch")
-    worst = max((row["difference"] / row["tolerance"] for row in found.rows if row["tolerance"]), default=0.0)
+    worst = max(
+        (row["difference"] / row["tolerance"] for row in found.rows if row["tolerance"]),
+        default=0.0,
+    )
     ok = all(row["ok"] for row in found.rows)
     versions = {package: version(package) for package in packages}
-    facts = {"ok": ok, "blocks": asked.blocks or "all", "worst_share_of_tolerance": worst, "versions": versions}
+    facts = {
+        "ok": ok,
+        "blocks": asked.blocks or "all",
+        "worst_share_of_tolerance": worst,
+        "versions": versions,
+    }
     print(json.dumps({**facts, "comparisons": found.rows}))
     return int(not ok)
 

@@ -30,7 +30,9 @@ def main() -> None:
     precision = "float32" if dtype == "float32" else "amp_bf16"
     step = PeerStep(CLIP(SHAPES[model]), precision, torch.device("cpu"))
     step.model = DistributedDataParallel(step.plain)
-    step.loss = open_clip.ClipLoss(local_loss=True, gather_with_grad=True, rank=rank, world_size=count)
+    step.loss = open_clip.ClipLoss(
+        local_loss=True, gather_with_grad=True, rank=rank, world_size=count
+    )
     pixels, tokens = own_share(model, int(batch) // count, int(caption_tokens), rank)
     seconds = []
     for _ in range(int(steps)):
@@ -43,12 +45,16 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def own_share(model: str, rows: int, caption_tokens: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+def own_share(
+    model: str, rows: int, caption_tokens: int, rank: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Random pixels, and captions padded to the context, because that is what the peer does."""
     shape, draw = SHAPES[model], torch.Generator().manual_seed(rank)
     pixels = torch.randn(rows, 3, shape.image_size, shape.image_size, generator=draw)
     tokens = torch.zeros(rows, shape.context, dtype=torch.long)
-    tokens[:, :caption_tokens] = torch.randint(1, shape.vocabulary - 2, (rows, caption_tokens), generator=draw)
+    tokens[:, :caption_tokens] = torch.randint(
+        1, shape.vocabulary - 2, (rows, caption_tokens), generator=draw
+    )
     tokens[:, caption_tokens - 1] = shape.vocabulary - 1  # the end, which is where the model looks
     return pixels, tokens
 

@@ -47,16 +47,26 @@ def compare(what: str, captions: Iterable[str]) -> dict[str, int]:
         if OURS.encode(caption, CONTEXT) != their_ids(caption):
             different += 1
             if different <= 5:
-                print(f"  {caption!r}: {OURS.encode(caption, CONTEXT)} here, {their_ids(caption)} there")
+                print(
+                    f"  {caption!r}: {OURS.encode(caption, CONTEXT)} here, {their_ids(caption)} there"
+                )
     print(f"{what}: {compared:,} compared, {different:,} different", flush=True)
     return {"compared": compared, "different": different}
 
 
 def characters() -> Iterator[str]:
     """Each assigned character, alone and between letters, digits, marks and apostrophes; eight to a caption."""
-    assigned = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) not in ("Cn", "Co", "Cs")]
+    assigned = [
+        chr(code)
+        for code in range(0x110000)
+        if unicodedata.category(chr(code)) not in ("Cn", "Co", "Cs")
+    ]
     # Han and Hangul are many and alike: a tenth of them will do.
-    kept = [c for at, c in enumerate(assigned) if at % 10 == 0 or (not 0x3400 <= ord(c) < 0xD7A4 and ord(c) < 0x20000)]
+    kept = [
+        c
+        for at, c in enumerate(assigned)
+        if at % 10 == 0 or (not 0x3400 <= ord(c) < 0xD7A4 and ord(c) < 0x20000)
+    ]
     for at in range(0, len(kept), 3):
         yield " ".join(f"a{c}b {c} !{c}1{c} '{c}" for c in kept[at : at + 3])
 
@@ -84,7 +94,10 @@ def awkward(count: int, seed: int = 0) -> Iterator[str]:
         "â€",
     ]
     for _ in range(count):
-        parts = [draw.choice(pieces) if draw.random() < 0.8 else chr(draw.randrange(0x3000)) for _ in range(8)]
+        parts = [
+            draw.choice(pieces) if draw.random() < 0.8 else chr(draw.randrange(0x3000))
+            for _ in range(8)
+        ]
         yield draw.choice(["", " "]).join(parts)
 
 
@@ -107,8 +120,13 @@ def main(table: str) -> None:
         "awkward": compare("random awkward strings", awkward(20_000)),
     }
     batch = real[:256]
-    ours, theirs = milliseconds(lambda: OURS.batch(batch, CONTEXT)), milliseconds(lambda: THEIRS(batch, CONTEXT))
-    print(f"a batch of 256 captions: {ours:.2f} ms, {theirs / ours:.1f}x OpenCLIP's {theirs:.2f} ms")
+    ours, theirs = (
+        milliseconds(lambda: OURS.batch(batch, CONTEXT)),
+        milliseconds(lambda: THEIRS(batch, CONTEXT)),
+    )
+    print(
+        f"a batch of 256 captions: {ours:.2f} ms, {theirs / ours:.1f}x OpenCLIP's {theirs:.2f} ms"
+    )
     versions = {name: version(name) for name in ("open_clip_torch", "regex", "ftfy", "tokenizers")}
     print(json.dumps({**found, "ms_256": ours, "their_ms_256": theirs, **versions}))
     sys.exit(any(part["different"] for part in found.values()))
@@ -117,7 +135,9 @@ def main(table: str) -> None:
 def write() -> None:
     """OpenCLIP's ids of the hard captions, for tests where there is no OpenCLIP."""
     rows = [json.dumps([caption, their_ids(caption)]) for caption in HARD]
-    (TESTS / "clip_ids.json").write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8", newline="\n")
+    (TESTS / "clip_ids.json").write_text(
+        "[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8", newline="\n"
+    )
     print(f"{len(rows)} captions")
 
 

@@ -39,14 +39,41 @@ from lapclip.commands.export import export
 from lapclip.embedder import Embedder
 
 TOLERANCE, PHOTO_TOLERANCE = 1e-5, 1e-3
-SHAPES = ("tiny", "ViT-B-32", "ViT-B-32-quickgelu", "ViT-B-16", "ViT-L-14", "ViT-L-14-336", "ViT-H-14")
+SHAPES = (
+    "tiny",
+    "ViT-B-32",
+    "ViT-B-32-quickgelu",
+    "ViT-B-16",
+    "ViT-L-14",
+    "ViT-L-14-336",
+    "ViT-H-14",
+)
 TINY = {
     "embed_dim": 48,
     "custom_text": True,
-    "vision_cfg": {"image_size": 64, "layers": 3, "width": 96, "head_width": 48, "patch_size": 16, "mlp_ratio": 3.0},
-    "text_cfg": {"context_length": 32, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 2, "mlp_ratio": 2.5},
+    "vision_cfg": {
+        "image_size": 64,
+        "layers": 3,
+        "width": 96,
+        "head_width": 48,
+        "patch_size": 16,
+        "mlp_ratio": 3.0,
+    },
+    "text_cfg": {
+        "context_length": 32,
+        "vocab_size": 49408,
+        "width": 64,
+        "heads": 2,
+        "layers": 2,
+        "mlp_ratio": 2.5,
+    },
 }
-CAPTIONS = ["a photo of a cat", "two dogs &amp; a red bird, in the snow", "Ein Häuschen am Weiher.", ""]
+CAPTIONS = [
+    "a photo of a cat",
+    "two dogs &amp; a red bird, in the snow",
+    "Ein Häuschen am Weiher.",
+    "",
+]
 Encoders = tuple[Callable[[Tensor], Tensor], Callable[[list[str]], Tensor]]
 
 
@@ -62,7 +89,9 @@ class Comparisons:
         self.rows.append({"name": name, "difference": difference, "tolerance": tolerance, "ok": ok})
         print(f"{name}: {difference:.1e} {'ok' if ok else f'MORE THAN {tolerance:g}'}", flush=True)
 
-    def models(self, name: str, ours: Embedder, theirs: Encoders, captions: Sequence[str] = CAPTIONS) -> None:
+    def models(
+        self, name: str, ours: Embedder, theirs: Encoders, captions: Sequence[str] = CAPTIONS
+    ) -> None:
         side = ours.model.shape.image_size
         pixels = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
         with torch.inference_mode():
@@ -82,8 +111,12 @@ def openclip_model(name: str, blocks: int) -> tuple[nn.Module, dict]:
         config[tower]["layers"] = min(blocks or config[tower]["layers"], config[tower]["layers"])
     kind = open_clip.CustomTextCLIP if config.get("custom_text") else open_clip.CLIP
     torch.manual_seed(0)
-    model = kind(**{key: value for key, value in copy.deepcopy(config).items() if key != "custom_text"})
-    with torch.no_grad():  # norms and biases begin as ones and zeros, and would hide that they were swapped
+    model = kind(
+        **{key: value for key, value in copy.deepcopy(config).items() if key != "custom_text"}
+    )
+    with (
+        torch.no_grad()
+    ):  # norms and biases begin as ones and zeros, and would hide that they were swapped
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     return model.eval(), config
@@ -105,18 +138,28 @@ def huggingface_encoders(model: nn.Module, tokenize: Callable[[list[str]], Tenso
     return image, text
 
 
-def read_openclip(found: Comparisons, name: str, blocks: int, folder: Path) -> tuple[nn.Module, Callable]:
+def read_openclip(
+    found: Comparisons, name: str, blocks: int, folder: Path
+) -> tuple[nn.Module, Callable]:
     """OpenCLIP's folders, in both of their forms."""
     model, config = openclip_model(name, blocks)
     context = config["text_cfg"]["context_length"]
     tokenizer = open_clip.SimpleTokenizer(context_length=context)
     folder.mkdir()
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
+    (folder / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": config, "preprocess_cfg": {}})
+    )
     save_file(model.state_dict(), folder / "open_clip_model.safetensors")
-    found.models(f"{name}, OpenCLIP's safetensors read", lapclip.load(folder), openclip_encoders(model, tokenizer))
+    found.models(
+        f"{name}, OpenCLIP's safetensors read",
+        lapclip.load(folder),
+        openclip_encoders(model, tokenizer),
+    )
     (folder / "open_clip_model.safetensors").unlink()
     torch.save(model.state_dict(), folder / "open_clip_pytorch_model.bin")
-    found.models(f"{name}, OpenCLIP's bin read", lapclip.load(folder), openclip_encoders(model, tokenizer))
+    found.models(
+        f"{name}, OpenCLIP's bin read", lapclip.load(folder), openclip_encoders(model, tokenizer)
+    )
     return model, tokenizer
 
 
@@ -127,16 +170,25 @@ class OpenAI(nn.Module):
         super().__init__()
         self.visual, self.transformer = model.visual, model.transformer
         self.token_embedding, self.ln_final = model.token_embedding, model.ln_final
-        self.positional_embedding, self.text_projection = model.positional_embedding, model.text_projection
+        self.positional_embedding, self.text_projection = (
+            model.positional_embedding,
+            model.text_projection,
+        )
         self.logit_scale = model.logit_scale
-        for key, value in (("input_resolution", 224), ("context_length", 77), ("vocab_size", 49408)):
+        for key, value in (
+            ("input_resolution", 224),
+            ("context_length", 77),
+            ("vocab_size", 49408),
+        ):
             self.register_buffer(key, torch.tensor(value))
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.visual(pixels)
 
 
-def read_openai(found: Comparisons, name: str, model: nn.Module, tokenizer: Callable, folder: Path) -> None:
+def read_openai(
+    found: Comparisons, name: str, model: nn.Module, tokenizer: Callable, folder: Path
+) -> None:
     """TorchScript archives. Only the shapes that OpenAI has: heads of 64 and quick_gelu."""
     side = model.visual.image_size[0]
     traced = torch.jit.trace(OpenAI(model).eval(), torch.randn(1, 3, side, side), check_trace=False)
@@ -146,12 +198,16 @@ def read_openai(found: Comparisons, name: str, model: nn.Module, tokenizer: Call
     halved = copy.deepcopy(model).half()
     torch.jit.save(traced.half(), folder / "float16.pt")
     ours = lapclip.load(folder / "float16.pt")
-    found.models(f"{name}, TorchScript in float16 read", ours, openclip_encoders(halved.float(), tokenizer))
+    found.models(
+        f"{name}, TorchScript in float16 read", ours, openclip_encoders(halved.float(), tokenizer)
+    )
     for file in folder.glob("*.pt"):
         file.unlink()
 
 
-def read_huggingface(found: Comparisons, name: str, ours: Embedder, tokenizer: Callable, folder: Path) -> None:
+def read_huggingface(
+    found: Comparisons, name: str, ours: Embedder, tokenizer: Callable, folder: Path
+) -> None:
     """Random weights of transformers' own, in the same shape."""
     from lapclip.weights.huggingface import config_of
 
@@ -162,7 +218,11 @@ def read_huggingface(found: Comparisons, name: str, ours: Embedder, tokenizer: C
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     model.save_pretrained(folder, max_shard_size="300MB")
-    found.models(f"{name}, transformers' folder read", lapclip.load(folder), huggingface_encoders(model, tokenizer))
+    found.models(
+        f"{name}, transformers' folder read",
+        lapclip.load(folder),
+        huggingface_encoders(model, tokenizer),
+    )
 
 
 def way_back(found: Comparisons, name: str, ours: Embedder, source: Path, folder: Path) -> None:
@@ -171,21 +231,29 @@ def way_back(found: Comparisons, name: str, ours: Embedder, source: Path, folder
     there = f"local-dir:{folder / 'openclip'}"
     model, _, _ = open_clip.create_model_and_transforms(there)
     tokenizer = open_clip.get_tokenizer(there)
-    found.models(f"{name}, ours written for OpenCLIP", ours, openclip_encoders(model.eval(), tokenizer))
+    found.models(
+        f"{name}, ours written for OpenCLIP", ours, openclip_encoders(model.eval(), tokenizer)
+    )
     del model
     export(str(source), "huggingface", folder / "huggingface")
     model = transformers.CLIPModel.from_pretrained(folder / "huggingface").eval()
     fast = transformers.AutoTokenizer.from_pretrained(folder / "huggingface")
-    plain = [caption.replace("&amp;", "&") for caption in CAPTIONS]  # what their tokenizer does not mend
+    plain = [
+        caption.replace("&amp;", "&") for caption in CAPTIONS
+    ]  # what their tokenizer does not mend
 
     def tokenize(captions: list[str]) -> Tensor:
         padded = fast(plain, padding="max_length", truncation=True, return_tensors="pt")
         return padded["input_ids"]
 
-    found.models(f"{name}, ours written for transformers", ours, huggingface_encoders(model, tokenize))
+    found.models(
+        f"{name}, ours written for transformers", ours, huggingface_encoders(model, tokenize)
+    )
 
 
-def photos(found: Comparisons, name: str, model: nn.Module, source: Path, images: list[Path]) -> None:
+def photos(
+    found: Comparisons, name: str, model: nn.Module, source: Path, images: list[Path]
+) -> None:
     """Real photos through the peers' preprocessing and through ours."""
     ours = lapclip.load(source)
     side = ours.model.shape.image_size
@@ -194,12 +262,24 @@ def photos(found: Comparisons, name: str, model: nn.Module, source: Path, images
     def compare(what: str, seen: Embedder, transform: Callable) -> None:
         with torch.inference_mode():
             theirs = unit(model.encode_image(torch.stack([transform(image) for image in opened])))
-        found.add(f"{name}, {len(images)} photos, {what}", seen.encode_image(images), theirs, PHOTO_TOLERANCE)
+        found.add(
+            f"{name}, {len(images)} photos, {what}",
+            seen.encode_image(images),
+            theirs,
+            PHOTO_TOLERANCE,
+        )
 
     for mode in ("shortest", "squash"):
         seen = seeing(ours, resize=mode)
-        compare(f"OpenCLIP's {mode}", seen, open_clip.image_transform(side, is_train=False, resize_mode=mode))
-    mean, std = ([float(number) for number in text.split()] for text in ("0.485 0.456 0.406", "0.229 0.224 0.225"))
+        compare(
+            f"OpenCLIP's {mode}",
+            seen,
+            open_clip.image_transform(side, is_train=False, resize_mode=mode),
+        )
+    mean, std = (
+        [float(number) for number in text.split()]
+        for text in ("0.485 0.456 0.406", "0.229 0.224 0.225")
+    )
     share = 0.875
     like_timm = transforms.Compose(
         [
@@ -217,9 +297,17 @@ def photos(found: Comparisons, name: str, model: nn.Module, source: Path, images
     )
     # Of an odd margin torchvision, as OpenAI and OpenCLIP use it, cuts off half of it, rounded to even; transformers
     # rounds down. So of some photos it sees the next pixel, and they are left out here.
-    agreed = [at for at, image in enumerate(opened) if (int(side * max(image.size) / min(image.size)) - side) % 4 != 3]
+    agreed = [
+        at
+        for at, image in enumerate(opened)
+        if (int(side * max(image.size) / min(image.size)) - side) % 4 != 3
+    ]
     opened, images = [opened[at] for at in agreed], [images[at] for at in agreed]
-    compare("transformers' processor", ours, lambda image: processor(image, return_tensors="pt")["pixel_values"][0])
+    compare(
+        "transformers' processor",
+        ours,
+        lambda image: processor(image, return_tensors="pt")["pixel_values"][0],
+    )
 
 
 def seeing(ours: Embedder, **changes) -> Embedder:
@@ -230,10 +318,14 @@ def seeing(ours: Embedder, **changes) -> Embedder:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("photos", type=Path, nargs="?", help="a folder of photos")
     parser.add_argument("--only", default=",".join(SHAPES), help="shapes, separated by commas")
-    parser.add_argument("--blocks", type=int, default=0, help="take so many blocks of each tower, to save memory")
+    parser.add_argument(
+        "--blocks", type=int, default=0, help="take so many blocks of each tower, to save memory"
+    )
     asked = parser.parse_args()
     logging.disable(logging.WARNING)
     transformers.logging.set_verbosity_error()
@@ -252,7 +344,10 @@ def main() -> int:
             gc.collect()
             way_back(found, name, ours, folder / "saved", folder)
             read_huggingface(found, name, ours, tokenizer, folder / "transformers")
-    versions = {package: version(package) for package in ("open_clip_torch", "transformers", "torchvision", "torch")}
+    versions = {
+        package: version(package)
+        for package in ("open_clip_torch", "transformers", "torchvision", "torch")
+    }
     worst = max(row["difference"] / row["tolerance"] for row in found.rows)
     ok = all(row["ok"] for row in found.rows)
     print(

@@ -59,7 +59,9 @@ class Check:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--data", default=default_data())
     parser.add_argument("--draws", type=int, default=20)

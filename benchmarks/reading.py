@@ -28,7 +28,10 @@ ROWS, IMAGES, MEMBERS = 1_000_000, 20_000, 10_000
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = [timed("a table of a million rows", table(folder / "table")), timed("a shard", shard(folder / "s.tar"))]
+        found = [
+            timed("a table of a million rows", table(folder / "table")),
+            timed("a shard", shard(folder / "s.tar")),
+        ]
     print(json.dumps({"rows": found, "system": platform.platform(), "commit": source_commit()}))
 
 
@@ -40,7 +43,9 @@ def table(folder: Path) -> Path:
     with open(folder / "captions.csv", "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(["filepath", "caption"])
-        rows.writerows([f"{at % IMAGES:05}.jpg", f"an image, seen for the {at}th time"] for at in range(ROWS))
+        rows.writerows(
+            [f"{at % IMAGES:05}.jpg", f"an image, seen for the {at}th time"] for at in range(ROWS)
+        )
     return folder
 
 
@@ -58,7 +63,9 @@ def timed(what: str, source: Path) -> dict:
     began = time.perf_counter()
     read = read_table(DataConfig(source=str(source)))
     seconds = time.perf_counter() - began
-    print(f"{what}: {read.records:,} records in {seconds:.1f} s, {peak_memory_bytes() / 1e9:.2f} GB at most so far")
+    print(
+        f"{what}: {read.records:,} records in {seconds:.1f} s, {peak_memory_bytes() / 1e9:.2f} GB at most so far"
+    )
     return {"what": what, "records": read.records, "pictures": len(read.rows), "seconds": seconds}
 
 

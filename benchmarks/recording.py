@@ -24,8 +24,14 @@ def main() -> None:
     accelerator = available()[0]
     if not accelerator.records_graphs:
         sys.exit("There is no accelerator here that records steps.")
-    gpu, cpu = Contestant(accelerator.kind, "float32", default_threads()), Contestant("cpu", "float32", 0)
-    trains = {contestant: compare.contestant_settings(contestant, lambda _: None) for contestant in (gpu, cpu)}
+    gpu, cpu = (
+        Contestant(accelerator.kind, "float32", default_threads()),
+        Contestant("cpu", "float32", 0),
+    )
+    trains = {
+        contestant: compare.contestant_settings(contestant, lambda _: None)
+        for contestant in (gpu, cpu)
+    }
     on_cpu: list[Cell] = []
     for rung in (MEASURED[0], Rung(160, 2), MEASURED[1], MEASURED[3]):
         for batch in (1, 16):
@@ -34,7 +40,9 @@ def main() -> None:
                 train = replace(trains[contestant], compile=how, batch_size=batch)
                 empty = Cell(**asdict(contestant), model="", parameters=rung.parameters, work=rung.work(batch),
                              batch=batch, layers=rung.layers)  # fmt: skip
-                cell = compare.measure_cell(empty, rung, train, on_cpu if contestant == cpu else [], SECONDS)
+                cell = compare.measure_cell(
+                    empty, rung, train, on_cpu if contestant == cpu else [], SECONDS
+                )
                 on_cpu += [cell] if contestant == cpu else []
                 times.append(f"{cell.ms:.2f} ms" if cell.ms else f"not run ({cell.skipped})")
             print(f"{rung.parameters / 1e6:.2f} M, batch {batch}: launched {times[0]}, recorded {times[1]}, "

@@ -44,9 +44,13 @@ def main() -> None:
         photos, place = Path(name) / "photos", Path(name) / "index"
         photos.mkdir()
         listed = [path for path, _ in Scan(wanted.folder)]
-        for at in range(wanted.images):  # each file once, and again with a byte more where there are too few
+        for at in range(
+            wanted.images
+        ):  # each file once, and again with a byte more where there are too few
             source = wanted.folder / listed[at % len(listed)]
-            (photos / f"{at:06}{source.suffix}").write_bytes(source.read_bytes() + b"\0" * (at // len(listed)))
+            (photos / f"{at:06}{source.suffix}").write_bytes(
+                source.read_bytes() + b"\0" * (at // len(listed))
+            )
         stamps = dict(Scan(photos))
 
         def read() -> list[np.ndarray]:
@@ -83,13 +87,35 @@ def main() -> None:
     took = {run: median(times) for run, times in seconds.items()}
     busy = {run: median(times) for run, times in work.items()}
     rates = {run: len(squares) / value for run, value in took.items()}
-    share, ceiling = took["tower"] / took["indexing"], busy["tower"] / (busy["tower"] + busy["reading"])
+    share, ceiling = (
+        took["tower"] / took["indexing"],
+        busy["tower"] / (busy["tower"] + busy["reading"]),
+    )
     for run, rate in rates.items():
-        print(f"{run:<10}{rate:>9,.1f} pictures/s{busy[run] / len(squares) * 1e3:>9.2f} ms of processor an image")
-    print(f"indexing reaches {share:.1%} of the tower alone; both on the same cores can reach {ceiling:.1%}")
-    facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "cores": os.cpu_count()}
+        print(
+            f"{run:<10}{rate:>9,.1f} pictures/s{busy[run] / len(squares) * 1e3:>9.2f} ms of processor an image"
+        )
+    print(
+        f"indexing reaches {share:.1%} of the tower alone; both on the same cores can reach {ceiling:.1%}"
+    )
+    facts = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+    }
     told = {key: str(value) for key, value in vars(wanted).items()}
-    print(json.dumps({**told, "rates": rates, "processor_s": busy, "share": share, "ceiling": ceiling, **facts}))
+    print(
+        json.dumps(
+            {
+                **told,
+                "rates": rates,
+                "processor_s": busy,
+                "share": share,
+                "ceiling": ceiling,
+                **facts,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ def numpy_blocks(vectors: np.ndarray, question: np.ndarray) -> np.ndarray:
 def numpy_blocks_in_threads(vectors: np.ndarray, question: np.ndarray) -> np.ndarray:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         parts = pool.map(
-            lambda at: vectors[at : at + BLOCK].astype(np.float32) @ question, range(0, len(vectors), BLOCK)
+            lambda at: vectors[at : at + BLOCK].astype(np.float32) @ question,
+            range(0, len(vectors), BLOCK),
         )
         return np.concatenate(list(parts))
 
@@ -150,7 +151,9 @@ def main() -> None:
         index = make_index(Path(folder), wanted.images, wanted.width)
         encoder = cast(
             Any,
-            SimpleNamespace(identity="synthetic", encode_text=lambda texts: question()[None], calibration=None),
+            SimpleNamespace(
+                identity="synthetic", encode_text=lambda texts: question()[None], calibration=None
+            ),
         )
         began = time.perf_counter()
         with Peak() as comparing:
@@ -168,7 +171,9 @@ def main() -> None:
         other = cast(Any, SimpleNamespace(**vars(encoder) | {"calibration": calibration}))
         corrected = Library(Path(folder), index, other, IndexUpdate())
         asking = 0
-        seconds: dict[str, list[float]] = {name: [] for name in ["whole question", CORRECTED, *WAYS]}
+        seconds: dict[str, list[float]] = {
+            name: [] for name in ["whole question", CORRECTED, *WAYS]
+        }
         for round_ in range(wanted.rounds + 1):  # the first one brings the file into memory
             began = time.perf_counter()
             with Peak() as looking:
@@ -186,9 +191,13 @@ def main() -> None:
                 scores = way(vectors, asked)
                 took[name] = time.perf_counter() - began
                 assert np.abs(scores - exact).max() < 2e-3, name
-            places, _ = nearest(vectors, np.arange(len(vectors)), np.arange(len(vectors)), asked, 20)
+            places, _ = nearest(
+                vectors, np.arange(len(vectors)), np.arange(len(vectors)), asked, 20
+            )
             assert set(places) == set(np.argsort(-exact)[:20])
-            places, _ = nearest(vectors, np.arange(len(vectors)), np.arange(len(vectors)), asked, 20, less)
+            places, _ = nearest(
+                vectors, np.arange(len(vectors)), np.arange(len(vectors)), asked, 20, less
+            )
             assert set(places) == set(np.argsort(less - exact)[:20])
             if round_:
                 for name, value in took.items():
@@ -198,14 +207,20 @@ def main() -> None:
             print(f"{name:<36}{value:>8.1f} ms  (slowest {max(seconds[name]) * 1000:.1f})")
         print(f"comparing with the folder {compared:.1f} s, {comparing.bytes / 1e6:.0f} MB at most")
         print(f"opening {opened:.1f} s, {opening.bytes / 1e6:.0f} MB at most")
-        print(f"memory beside the mapped file, from before opening: {asking / 1e6:.0f} MB at most in a question")
+        print(
+            f"memory beside the mapped file, from before opening: {asking / 1e6:.0f} MB at most in a question"
+        )
         library.close()
         memory = {
             "compared_s": compared,
             "opened_s": opened,
             "bytes": {"comparing": comparing.bytes, "opening": opening.bytes, "asking": asking},
         }
-        facts = {"torch": torch.__version__, "numpy": np.__version__, "threads": torch.get_num_threads()}
+        facts = {
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "threads": torch.get_num_threads(),
+        }
         print(json.dumps({**vars(wanted), "ms": found, **memory, **facts}))
 
 

@@ -42,14 +42,17 @@ def main() -> None:
     with open(wanted.data / "captions.csv", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if row["split"] == "val" and (row["filepath"] in words or len(words) < wanted.images):
-                words[row["filepath"]] |= set(re.findall(r"[a-z]{3,}", row["caption"].lower())) - STOP
+                words[row["filepath"]] |= (
+                    set(re.findall(r"[a-z]{3,}", row["caption"].lower())) - STOP
+                )
     counts = Counter(word for found in words.values() for word in found)
     common = [word for word, _ in counts.most_common(COMMON)]
     has = {word: np.array([word in found for found in words.values()]) for word in common}
     pairs = [
         (word, other)
         for word, other in permutations(common, 2)
-        if (has[word] & has[other]).sum() >= TOGETHER and (has[word] & ~has[other]).sum() >= TOGETHER
+        if (has[word] & has[other]).sum() >= TOGETHER
+        and (has[word] & ~has[other]).sum() >= TOGETHER
     ]
     embedder = load(wanted.model)
     images = embedder.encode_image([wanted.data / path for path in words])
@@ -58,8 +61,8 @@ def main() -> None:
     for share in (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0):
         ways[f"less {share} of the other"] = lambda own, other, share=share: own - share * other
     for part in (0.02, 0.05, 0.1, 0.2, 0.3):
-        ways[f"without the {part:.0%} highest of the other"] = lambda own, other, part=part: np.where(
-            other >= np.quantile(other, 1 - part), own - 10, own
+        ways[f"without the {part:.0%} highest of the other"] = lambda own, other, part=part: (
+            np.where(other >= np.quantile(other, 1 - part), own - 10, own)
         )
     scores = {
         name: float(np.mean([
@@ -70,7 +73,16 @@ def main() -> None:
     }  # fmt: skip
     for name, score in scores.items():
         print(f"{name:<40}{score:.4f}")
-    print(json.dumps({"model": wanted.model, "pictures": len(images), "pairs": len(pairs), "precision": scores}))
+    print(
+        json.dumps(
+            {
+                "model": wanted.model,
+                "pictures": len(images),
+                "pairs": len(pairs),
+                "precision": scores,
+            }
+        )
+    )
 
 
 def average_precision(scores: np.ndarray, right: np.ndarray) -> float:

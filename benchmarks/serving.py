@@ -98,22 +98,36 @@ class Result:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="*", default=[], choices=list(ROWS), metavar="ROW")
-    parser.add_argument("--engines", nargs="*", default=[*FLOAT_ENGINES, INT8], choices=[*FLOAT_ENGINES, INT8])
-    parser.add_argument(
-        "--photos", type=Path, help="a folder of JPEG files, made 500 px large; otherwise they are drawn"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--work", type=Path, help="keeps the models; otherwise they are made anew and removed")
+    parser.add_argument("--rows", nargs="*", default=[], choices=list(ROWS), metavar="ROW")
+    parser.add_argument(
+        "--engines", nargs="*", default=[*FLOAT_ENGINES, INT8], choices=[*FLOAT_ENGINES, INT8]
+    )
+    parser.add_argument(
+        "--photos",
+        type=Path,
+        help="a folder of JPEG files, made 500 px large; otherwise they are drawn",
+    )
+    parser.add_argument(
+        "--work", type=Path, help="keeps the models; otherwise they are made anew and removed"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20, help="of load in a round of a side")
     parser.add_argument("--requests", type=int, default=10_000, help="for correctness")
     parser.add_argument("--minutes", type=float, default=10, help="of the soak")
     parser.add_argument("--overload-seconds", type=float, default=60)
     parser.add_argument("--deadline", type=float, default=30, help="the server's own, in seconds")
-    parser.add_argument("--heads", type=Path, help="an int8 export of a model trained with --recipe heads")
-    parser.add_argument("--plain", type=Path, help="Python of the peers' environment with fastapi and uvicorn")
-    parser.add_argument("--infinity", type=Path, help="the command infinity_emb of an environment of its own")
+    parser.add_argument(
+        "--heads", type=Path, help="an int8 export of a model trained with --recipe heads"
+    )
+    parser.add_argument(
+        "--plain", type=Path, help="Python of the peers' environment with fastapi and uvicorn"
+    )
+    parser.add_argument(
+        "--infinity", type=Path, help="the command infinity_emb of an environment of its own"
+    )
     parser.add_argument("--out", type=Path, help="writes the results as JSON")
     options = parser.parse_args()
     if sys.platform != "linux" or (os.cpu_count() or 1) < 2:
@@ -125,7 +139,9 @@ def main() -> None:
         os.sched_setaffinity(0, {LOAD_CORE})
         results = [result for name in options.rows or ROWS for result in measure(name, bench)]
     if options.out:
-        options.out.write_text(json.dumps({"results": [asdict(result) for result in results]}, indent=1) + "\n")
+        options.out.write_text(
+            json.dumps({"results": [asdict(result) for result in results]}, indent=1) + "\n"
+        )
     sys.exit(any(result.passed is False for result in results))
 
 
@@ -133,7 +149,10 @@ def measure(name: str, bench: Bench) -> Iterator[Result]:
     """The lines of a row, printed as they come."""
     for result in ROWS[name](bench):
         verdict = {True: "met", False: "MISSED", None: ""}[result.passed]
-        print(f"| {result.row} | {result.what} | {result.found} | {result.bar} | {verdict} |", flush=True)
+        print(
+            f"| {result.row} | {result.what} | {result.found} | {result.bar} | {verdict} |",
+            flush=True,
+        )
         yield result
 
 
@@ -160,12 +179,16 @@ class Bench:
         partial = folder.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
         if engine == "torch-float32":
-            embedder = Embedder(CLIP(SHAPES[SHAPE], seed=seed).eval(), clip_tokenizer(), choose_device("cpu")[0])
+            embedder = Embedder(
+                CLIP(SHAPES[SHAPE], seed=seed).eval(), clip_tokenizer(), choose_device("cpu")[0]
+            )
             save_model(embedder, partial)
         else:
             embedder = load_torch(self.model("torch-float32", seed))
             partial.mkdir()
-            write_exported(engine, embedder, partial, [photo.unique(0) for photo in self.photos[:32]])
+            write_exported(
+                engine, embedder, partial, [photo.unique(0) for photo in self.photos[:32]]
+            )
         partial.rename(folder)
         return folder
 
@@ -173,7 +196,9 @@ class Bench:
     def served(self, engine: str, model: Path | None = None) -> Iterator[Server]:
         """Our server on its core."""
         port = free_port()
-        command = lapclip_serve(model or self.model(engine), port, "--engine", engine, "--threads", "1")
+        command = lapclip_serve(
+            model or self.model(engine), port, "--engine", engine, "--threads", "1"
+        )
         with running(command, port, self.temporary) as server:
             yield server
 
@@ -188,7 +213,9 @@ class Bench:
     def load(self, server: Server, make: Callable[[int], Request], **more: Any) -> Load:
         """A round of full load."""
         seconds = {} if "count" in more else {"seconds": self.options.seconds}
-        return asyncio.run(closed_loop(server.port, make, more.pop("concurrency", CONCURRENCY), **seconds, **more))
+        return asyncio.run(
+            closed_loop(server.port, make, more.pop("concurrency", CONCURRENCY), **seconds, **more)
+        )
 
 
 def write_exported(engine: str, embedder: Embedder, folder: Path, jpegs: list[bytes]) -> None:
@@ -272,17 +299,24 @@ class Direct:
     """The process, as its owner sees it."""
 
     def __init__(self, pool: ProcessPoolExecutor, photos: list[Photo], texts: list[str]) -> None:
-        self._pool, self._items = pool, {"image": [photo.unique(0) for photo in photos], "text": texts}
+        self._pool, self._items = (
+            pool,
+            {"image": [photo.unique(0) for photo in photos], "text": texts},
+        )
 
     def rate(self, kind: str, batch: int, seconds: float) -> float:
         return self._pool.submit(direct_rate, self._items[kind], batch, seconds).result()
 
     def seconds(self, kind: str, count: int) -> list[float]:
         items = self._items[kind]
-        return self._pool.submit(direct_seconds, [items[at % len(items)] for at in range(count)]).result()
+        return self._pool.submit(
+            direct_seconds, [items[at % len(items)] for at in range(count)]
+        ).result()
 
     def truth(self) -> Truth:
-        return Truth(*self._pool.submit(embed_all, self._items["image"], self._items["text"]).result())
+        return Truth(
+            *self._pool.submit(embed_all, self._items["image"], self._items["text"]).result()
+        )
 
 
 @dataclass(frozen=True)
@@ -300,16 +334,24 @@ class Truth:
         if answer.header("x-lapclip-model") != self.fingerprint:
             return f"fingerprint {answer.header('x-lapclip-model')!r}"
         found = vectors(answer.body)
-        true = np.stack([(self.images if kind == "image" else self.texts)[at] for kind, at in request.expected])
+        true = np.stack(
+            [(self.images if kind == "image" else self.texts)[at] for kind, at in request.expected]
+        )
         if found.shape != true.shape:
             return f"{found.shape} instead of {true.shape}"
-        close = (found * true).sum(1).min() >= cosine if cosine else np.abs(found - true).max() <= TOLERANCE
+        close = (
+            (found * true).sum(1).min() >= cosine
+            if cosine
+            else np.abs(found - true).max() <= TOLERANCE
+        )
         return "" if close else "another vector"
 
     def nearest(self) -> float:
         """The least that two rows differ by in their largest difference: if this is small, a swap goes unseen."""
         rows = np.concatenate([self.images, self.texts])
-        return min(float(np.abs(rows[at + 1 :] - rows[at]).max(1).min()) for at in range(len(rows) - 1))
+        return min(
+            float(np.abs(rows[at + 1 :] - rows[at]).max(1).min()) for at in range(len(rows) - 1)
+        )
 
 
 # Rows
@@ -329,7 +371,11 @@ def correctness(bench: Bench) -> Iterator[Result]:
         wrong = sum(load.faults.values())
         found = f"{len(load.times) - wrong:,} of {len(load.times):,} right ({load.rate:.0f}/s)"
         bar = f"all, cosine {LEAST_COSINE}" if cosine else f"all, within {TOLERANCE:g}"
-        facts = {"faults": load.faults.most_common(5), "statuses": load.statuses, "nearest_rows": truth.nearest()}
+        facts = {
+            "faults": load.faults.most_common(5),
+            "statuses": load.statuses,
+            "nearest_rows": truth.nearest(),
+        }
         passed = not wrong and len(load.times) == bench.options.requests
         yield Result("correctness", f"mixed, {MANY} at once, {engine}", found, bar, passed, facts)
 
@@ -346,14 +392,29 @@ def throughput(bench: Bench) -> Iterator[Result]:
                 ours.append(clean(bench.load(server, bench.requests.image)).rate)
                 batches.append(batch_size(before, batch_totals(server)))
                 theirs.append(direct.rate("image", batches[-1], bench.options.seconds))
-            best = max(direct.rate("image", batch, bench.options.seconds / 2) for batch in (1, 4, 16, CONCURRENCY))
+            best = max(
+                direct.rate("image", batch, bench.options.seconds / 2)
+                for batch in (1, 4, 16, CONCURRENCY)
+            )
         ratio = statistics.median(ours) / statistics.median(theirs)
         found = (
             f"{ratio:.0%}: {statistics.median(ours):.1f} against {statistics.median(theirs):.1f} photos/s in batches "
             f"of {statistics.median(batches):.0f} (spreads {spread(ours):.0%} and {spread(theirs):.0%})"
         )
-        facts = {"ours": ours, "direct": theirs, "batches": batches, "direct_at_its_best_batch": best}
-        yield Result("throughput", f"{CONCURRENCY} at once, {engine}", found, "at least 85 %", ratio >= 0.85, facts)
+        facts = {
+            "ours": ours,
+            "direct": theirs,
+            "batches": batches,
+            "direct_at_its_best_batch": best,
+        }
+        yield Result(
+            "throughput",
+            f"{CONCURRENCY} at once, {engine}",
+            found,
+            "at least 85 %",
+            ratio >= 0.85,
+            facts,
+        )
     port, engine = free_port(), bench.options.engines[0]
     every = set(range(os.cpu_count() or 1))
     os.sched_setaffinity(0, every)
@@ -361,13 +422,19 @@ def throughput(bench: Bench) -> Iterator[Result]:
     with running(command, port, bench.temporary, core=None) as server:
         rate = clean(bench.load(server, bench.requests.image)).rate
     os.sched_setaffinity(0, {LOAD_CORE})
-    yield Result("throughput", f"{len(every)} cores for the server and the load, {engine}", f"{rate:.1f} photos/s")
+    yield Result(
+        "throughput",
+        f"{len(every)} cores for the server and the load, {engine}",
+        f"{rate:.1f} photos/s",
+    )
 
 
 def clean(load: Load) -> Load:
     """A load that is counted only where nothing went wrong."""
     if load.faults:
-        raise SystemExit(f"Not every request was answered as it should be: {load.faults.most_common(3)}")
+        raise SystemExit(
+            f"Not every request was answered as it should be: {load.faults.most_common(3)}"
+        )
     return load
 
 
@@ -393,11 +460,18 @@ def latency(bench: Bench) -> Iterator[Result]:
                 for _ in range(bench.options.rounds + 1):
                     ours += clean(bench.load(server, make, concurrency=1, count=few)).latencies
                     theirs += direct.seconds(kind, few)
-                mine, own = (1e3 * statistics.median(side[few:]) for side in (ours, theirs))  # the first warm up
+                mine, own = (
+                    1e3 * statistics.median(side[few:]) for side in (ours, theirs)
+                )  # the first warm up
                 found = f"{mine - own:+.2f} ms: {mine:.2f} against {own:.2f} ms"
                 facts = {"ours_ms": mine, "direct_ms": own}
                 yield Result(
-                    "latency", f"one {kind} at a time, {engine}", found, "at most +3 ms", mine - own <= 3, facts
+                    "latency",
+                    f"one {kind} at a time, {engine}",
+                    found,
+                    "at most +3 ms",
+                    mine - own <= 3,
+                    facts,
                 )
 
 
@@ -415,31 +489,71 @@ def peers(bench: Bench) -> Iterator[Result]:
     if plain:
         search = {"PYTHONPATH": os.pathsep.join([str(here.parent / "src"), str(here)])}
         for name, more in (("FastAPI, async", []), ("FastAPI, threads", ["--threads"])):
-            sides[name] = ([plain, here / "serving_plain.py", torch_model, "--port", "0", *more], search)
+            sides[name] = (
+                [plain, here / "serving_plain.py", torch_model, "--port", "0", *more],
+                search,
+            )
     if infinity:
         quiet = {"HF_HUB_OFFLINE": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "DO_NOT_TRACK": "1"}
-        model = ["--model-id", bench.model("huggingface"), "--served-model-name", "x", "--url-prefix", "/v1"]
-        how = ["--device", "cpu", "--engine", "torch", "--dtype", "float32", "--batch-size", str(CONCURRENCY)]
+        model = [
+            "--model-id",
+            bench.model("huggingface"),
+            "--served-model-name",
+            "x",
+            "--url-prefix",
+            "/v1",
+        ]
+        how = [
+            "--device",
+            "cpu",
+            "--engine",
+            "torch",
+            "--dtype",
+            "float32",
+            "--batch-size",
+            str(CONCURRENCY),
+        ]
         sides["infinity"] = (
-            [infinity, "v2", *model, *how, "--no-bettertransformer", "--host", "127.0.0.1", "--port", "0"],
+            [
+                infinity,
+                "v2",
+                *model,
+                *how,
+                "--no-bettertransformer",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                "0",
+            ],
             quiet,
         )
     with bench.direct("torch-float32") as direct:
         truth = direct.truth()
-    rates: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in sides} for kind in ("image", "text")}
+    rates: dict[str, dict[str, list[float]]] = {
+        kind: {name: [] for name in sides} for kind in ("image", "text")
+    }
     for _ in range(bench.options.rounds):
         for name, (command, environment) in sides.items():
             port = free_port()
             command = [
-                str(port) if part == "0" and command[at - 1] == "--port" else part for at, part in enumerate(command)
+                str(port) if part == "0" and command[at - 1] == "--port" else part
+                for at, part in enumerate(command)
             ]
             ready = "/v1/models" if name == "infinity" else "/ready"
-            with running(command, port, bench.temporary, ready=ready, environment=environment) as server:
+            with running(
+                command, port, bench.temporary, ready=ready, environment=environment
+            ) as server:
                 for kind, make in (("image", bench.requests.image), ("text", bench.requests.text)):
                     clean(bench.load(server, make, count=2 * CONCURRENCY, check=resembles(truth)))
                     rates[kind][name].append(clean(bench.load(server, make)).rate)
-    found = {kind: {name: statistics.median(each) for name, each in sides.items()} for kind, sides in rates.items()}
-    others = {"FastAPI and OpenCLIP": [name for name in sides if name.startswith("FastAPI")], "infinity": ["infinity"]}
+    found = {
+        kind: {name: statistics.median(each) for name, each in sides.items()}
+        for kind, sides in rates.items()
+    }
+    others = {
+        "FastAPI and OpenCLIP": [name for name in sides if name.startswith("FastAPI")],
+        "infinity": ["infinity"],
+    }
     for peer, names in others.items():
         if names[0] in sides:
             yield from compared(peer, [name for name in names if name in sides], found, rates)
@@ -455,8 +569,17 @@ def compared(peer: str, names: list[str], found: dict, rates: dict) -> Iterator[
             continue
         engine, name = (max(some, key=lambda one: medians[one]) for some in (engines, names))
         ratio = medians[engine] / medians[name]
-        said = f"{ratio:.2f}x: {medians[engine]:.1f} ({engine}) against {medians[name]:.1f}/s ({name})"
-        yield Result("peers", f"{what}, against {peer}", said, f"{bar:g}x", ratio >= bar, rates[what.split(",")[0]])
+        said = (
+            f"{ratio:.2f}x: {medians[engine]:.1f} ({engine}) against {medians[name]:.1f}/s ({name})"
+        )
+        yield Result(
+            "peers",
+            f"{what}, against {peer}",
+            said,
+            f"{bar:g}x",
+            ratio >= bar,
+            rates[what.split(",")[0]],
+        )
 
 
 def resembles(truth: Truth) -> Callable[[Request, Answer], str]:
@@ -505,10 +628,21 @@ def overload(bench: Bench) -> Iterator[Result]:
     }
     allowed = set(load.statuses) <= {200, 429, 503}
     waits = sum(count for status, count in load.statuses.items() if status in (429, 503))
-    yield Result("overload", what, f"statuses {load.statuses}", "only 200, 429, 503", allowed and waits > 0, facts)
-    yield Result("overload", "its memory", f"grew by {grown:.0f} MB", "less than 100 MB", grown < 100)
+    yield Result(
+        "overload",
+        what,
+        f"statuses {load.statuses}",
+        "only 200, 429, 503",
+        allowed and waits > 0,
+        facts,
+    )
+    yield Result(
+        "overload", "its memory", f"grew by {grown:.0f} MB", "less than 100 MB", grown < 100
+    )
     within = p99 <= options.deadline
-    yield Result("overload", "p99 of what was accepted", f"{p99:.2f} s", f"{options.deadline:g} s", within)
+    yield Result(
+        "overload", "p99 of what was accepted", f"{p99:.2f} s", f"{options.deadline:g} s", within
+    )
     yield Result("overload", "normal again", f"{after:.2f} s after", "2 s", after <= 2)
 
 
@@ -534,7 +668,11 @@ def poison(bench: Bench) -> Iterator[Result]:
     one_in = round(1 / POISON)
 
     def make(number: int) -> Request:
-        return bench.requests.image(number) if number % one_in else bench.requests.poisoned(number // one_in)
+        return (
+            bench.requests.image(number)
+            if number % one_in
+            else bench.requests.poisoned(number // one_in)
+        )
 
     def check(request: Request, answer: Answer) -> str:
         if request.expected:
@@ -554,7 +692,14 @@ def poison(bench: Bench) -> Iterator[Result]:
     clean_rate, rate = (statistics.median(rates[side]) for side in ("clean", "poisoned"))
     facts = {**rates, "faults": faults[:5], "refused": refused}
     said = f"{len(faults)} harmed, {refused} refused"
-    yield Result("poison", f"{POISON:.0%} of requests, {engine}", said, "0 harmed", not faults and refused > 0, facts)
+    yield Result(
+        "poison",
+        f"{POISON:.0%} of requests, {engine}",
+        said,
+        "0 harmed",
+        not faults and refused > 0,
+        facts,
+    )
     lost = 1 - rate / clean_rate
     said = f"{rate:.1f} good photos/s against {clean_rate:.1f} ({-lost:+.1%})"
     yield Result("poison", "throughput", said, "within 5 %", lost <= 0.05)
@@ -577,7 +722,11 @@ def swap(bench: Bench) -> Iterator[Result]:
             return must_be_200(request, answer)
         fingerprint = answer.header("x-lapclip-model")
         answered.append(fingerprint)
-        return truths[fingerprint].differs(request, answer) if fingerprint in truths else "an unknown fingerprint"
+        return (
+            truths[fingerprint].differs(request, answer)
+            if fingerprint in truths
+            else "an unknown fingerprint"
+        )
 
     async def only(fingerprint: str) -> bool:
         """Wait until nobody is answered by another model any more."""
@@ -595,7 +744,9 @@ def swap(bench: Bench) -> Iterator[Result]:
         )
         for turn in range(SWAPS):
             await only(list(truths)[turn % 2])
-            await asyncio.to_thread(shutil.copyfile, models[(turn + 1) % 2] / WEIGHTS, folder / "new")
+            await asyncio.to_thread(
+                shutil.copyfile, models[(turn + 1) % 2] / WEIGHTS, folder / "new"
+            )
             (folder / "new").replace(folder / WEIGHTS)
             server.process.send_signal(signal.SIGHUP)
             done += await only(list(truths)[(turn + 1) % 2])
@@ -609,7 +760,14 @@ def swap(bench: Bench) -> Iterator[Result]:
     facts = {"faults": load.faults.most_common(5)}
     found = f"{done} swaps, {failed} of {len(load.times):,} failed, {wrong} vectors of another model than was said"
     passed = not failed and not wrong and done == SWAPS
-    yield Result("swap", f"{SWAPS} times under full load, {engine}", found, "0 failed, 0 wrong", passed, facts)
+    yield Result(
+        "swap",
+        f"{SWAPS} times under full load, {engine}",
+        found,
+        "0 failed, 0 wrong",
+        passed,
+        facts,
+    )
 
 
 def start(bench: Bench) -> Iterator[Result]:
@@ -620,10 +778,14 @@ def start(bench: Bench) -> Iterator[Result]:
     times = []
     for _ in range(bench.options.rounds + 1):
         port = free_port()
-        with running(lapclip_serve(bench.options.heads, port), port, bench.temporary, core=None) as server:
+        with running(
+            lapclip_serve(bench.options.heads, port), port, bench.temporary, core=None
+        ) as server:
             times.append(server.seconds_to_ready)
     slowest = max(times[1:])
-    found = f"{statistics.median(times[1:]):.2f} s, at most {slowest:.2f} s; the first {times[0]:.2f} s"
+    found = (
+        f"{statistics.median(times[1:]):.2f} s, at most {slowest:.2f} s; the first {times[0]:.2f} s"
+    )
     what = f"start to ready, {bench.options.heads.name}, from the second on"
     yield Result("start", what, found, "at most 4 s", slowest <= 4, {"seconds": times})
 
@@ -644,29 +806,46 @@ def soak(bench: Bench) -> Iterator[Result]:
         load, memory = asyncio.run(half_load())
     held = [bytes / MEGABYTE for _, bytes in memory]
     fifth = max(1, len(held) // 5)
-    early, late = statistics.median(held[fifth : 2 * fifth] or held), statistics.median(held[-fifth:])
+    early, late = (
+        statistics.median(held[fifth : 2 * fifth] or held),
+        statistics.median(held[-fifth:]),
+    )
     errors = len(load.times) - load.statuses.get(200, 0)
     latencies = sorted(load.latencies)
     found = (
         f"{errors} errors of {len(load.times):,} at {capacity / 2:.1f}/s; memory {early:.0f} MB in its second fifth, "
         f"{late:.0f} MB in its last; median {statistics.median(latencies) * 1e3:.0f} ms"
     )
-    facts = {"faults": load.faults.most_common(5), "memory_mb": held, "p99_s": latencies[int(0.99 * len(latencies))]}
+    facts = {
+        "faults": load.faults.most_common(5),
+        "memory_mb": held,
+        "p99_s": latencies[int(0.99 * len(latencies))],
+    }
     flat = late - early < max(20.0, 0.02 * early)
     yield Result(
-        "soak", f"half load for {minutes:g} minutes, {engine}", found, "0 errors, flat", not errors and flat, facts
+        "soak",
+        f"half load for {minutes:g} minutes, {engine}",
+        found,
+        "0 errors, flat",
+        not errors and flat,
+        facts,
     )
 
 
 def frameworks(bench: Bench) -> Iterator[Result]:
     """What FastAPI's validation costs a request, against plain Starlette."""
-    script, names = Path(__file__).with_name("serving_frameworks.py"), ("starlette", "fastapi", "fastapi-response")
+    script, names = (
+        Path(__file__).with_name("serving_frameworks.py"),
+        ("starlette", "fastapi", "fastapi-response"),
+    )
     for kind, make in (("image", bench.requests.image), ("text", bench.requests.text)):
         micros: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(bench.options.rounds):
             for name in names:
                 port = free_port()
-                with running([sys.executable, script, name, "--port", str(port)], port, bench.temporary) as server:
+                with running(
+                    [sys.executable, script, name, "--port", str(port)], port, bench.temporary
+                ) as server:
                     bench.load(server, make, count=200)
                     micros[name].append(1e6 / clean(bench.load(server, make, count=3000)).rate)
         medians = {name: statistics.median(times) for name, times in micros.items()}
@@ -681,7 +860,18 @@ def frameworks(bench: Bench) -> Iterator[Result]:
 
 ROWS: dict[str, Callable[[Bench], Iterator[Result]]] = {
     row.__name__: row
-    for row in (correctness, throughput, latency, peers, overload, poison, swap, start, soak, frameworks)
+    for row in (
+        correctness,
+        throughput,
+        latency,
+        peers,
+        overload,
+        poison,
+        swap,
+        start,
+        soak,
+        frameworks,
+    )
 }
 
 

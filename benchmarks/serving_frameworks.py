@@ -65,7 +65,9 @@ async def validated_twice(asked: Embeddings) -> dict:
 def application(name: str) -> Starlette:
     """The server of that name."""
     if name == "starlette":
-        return Starlette(routes=[Route("/v1/embeddings", plain, methods=["POST"]), Route("/ready", ready)])
+        return Starlette(
+            routes=[Route("/v1/embeddings", plain, methods=["POST"]), Route("/ready", ready)]
+        )
     app = FastAPI(routes=[Route("/ready", ready)])
     if name == "fastapi":
         app.post("/v1/embeddings")(validated)
@@ -79,4 +81,10 @@ if __name__ == "__main__":
     parser.add_argument("name", choices=["starlette", "fastapi", "fastapi-response"])
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
-    uvicorn.run(application(options.name), host="127.0.0.1", port=options.port, log_level="warning", access_log=False)
+    uvicorn.run(
+        application(options.name),
+        host="127.0.0.1",
+        port=options.port,
+        log_level="warning",
+        access_log=False,
+    )

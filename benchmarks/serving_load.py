@@ -70,7 +70,10 @@ class Photo:
 def photos(folder: Path | None, count: int) -> list[Photo]:
     """Photos of 500 px: those of a folder, or drawn ones."""
     if folder is None:
-        return [Photo(_jpeg(_noisy(draw(scene, SIDE, seed), seed))) for seed, scene in enumerate(_scenes(count))]
+        return [
+            Photo(_jpeg(_noisy(draw(scene, SIDE, seed), seed)))
+            for seed, scene in enumerate(_scenes(count))
+        ]
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
     if not paths:
         raise SystemExit(f"There are no JPEG files in {folder}.")
@@ -85,7 +88,9 @@ def photos(folder: Path | None, count: int) -> list[Photo]:
 def texts(count: int) -> list[str]:
     """Captions, all different."""
     random = Random(0)
-    return [f"{captions(scene, 1, random)[0]} {number}" for number, scene in enumerate(_scenes(count))]
+    return [
+        f"{captions(scene, 1, random)[0]} {number}" for number, scene in enumerate(_scenes(count))
+    ]
 
 
 def _scenes(count: int) -> list[Any]:
@@ -94,7 +99,9 @@ def _scenes(count: int) -> list[Any]:
 
 def _noisy(pixels: np.ndarray, seed: int) -> Image.Image:
     noise = np.random.default_rng(seed).normal(0, NOISE, pixels.shape)
-    return Image.fromarray(np.clip(pixels + noise, 0, 255).astype(np.uint8)).crop((0, 0, SIDE, SIDE * 3 // 4))
+    return Image.fromarray(np.clip(pixels + noise, 0, 255).astype(np.uint8)).crop(
+        (0, 0, SIDE, SIDE * 3 // 4)
+    )
 
 
 def _jpeg(image: Image.Image) -> bytes:
@@ -120,7 +127,10 @@ class Requests:
     def image(self, number: int) -> Request:
         """One photo as a data URI."""
         at = number % len(self.photos)
-        body = b'{"model":"x","modality":"image","encoding_format":"base64","input":["%s"]}' % self._uri(at, number)
+        body = (
+            b'{"model":"x","modality":"image","encoding_format":"base64","input":["%s"]}'
+            % self._uri(at, number)
+        )
         return Request(post("/v1/embeddings", body), (("image", at),))
 
     def text(self, number: int) -> Request:
@@ -135,11 +145,14 @@ class Requests:
         if kind == 0:
             return self.image(at)
         if kind == 1:
-            return Request(post("/v1/embeddings", self._captions([text], "float")), (("text", text),))
+            return Request(
+                post("/v1/embeddings", self._captions([text], "float")), (("text", text),)
+            )
         if kind == 2:
             several = [(at + step) % len(self.texts) for step in range(3)]
             return Request(
-                post("/v1/embeddings", self._captions(several, "base64")), tuple(("text", t) for t in several)
+                post("/v1/embeddings", self._captions(several, "base64")),
+                tuple(("text", t) for t in several),
             )
         if kind == 3:
             items = b'{"items":[{"text":%s},{"image":"%s"}]}' % (
@@ -158,7 +171,10 @@ class Requests:
         whole = self.photos[number % len(self.photos)].unique(number)
         uris = [whole[: len(whole) // 2], png_bomb(), b"not an image at all", b""]
         bodies = [
-            *(_json({"model": "x", "modality": "image", "input": [data_uri(data)]}) for data in uris),
+            *(
+                _json({"model": "x", "modality": "image", "input": [data_uri(data)]})
+                for data in uris
+            ),
             _json({"model": "x", "modality": "image", "input": ["data:image/jpeg;base64,%%%%"]}),
             _json({"model": "x", "input": [number, {"text": 1}]}),
             b'{"model":"x","input":["a cat"',
@@ -173,7 +189,9 @@ class Requests:
         return b"data:image/jpeg;base64," + self.photos[at].unique64(number)
 
     def _captions(self, which: list[int], form: str) -> bytes:
-        return _json({"model": "x", "input": [self.texts[at] for at in which], "encoding_format": form})
+        return _json(
+            {"model": "x", "input": [self.texts[at] for at in which], "encoding_format": form}
+        )
 
 
 def post(path: str, body: bytes) -> bytes:
@@ -253,13 +271,21 @@ class Wire(asyncio.Protocol):
         self._got += data
         head, end, body = self._got.partition(b"\r\n\r\n")
         length = re.search(rb"\r\ncontent-length: *(\d+)", head, re.IGNORECASE)
-        if end and self._answer and not self._answer.done() and length and len(body) >= int(length[1]):
+        if (
+            end
+            and self._answer
+            and not self._answer.done()
+            and length
+            and len(body) >= int(length[1])
+        ):
             self._answer.set_result((int(head[9:12]), head, body))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
         if self._answer and not self._answer.done():
-            self._answer.set_exception(exc or EOFError(f"closed after {len(self._got)} bytes of an answer"))
+            self._answer.set_exception(
+                exc or EOFError(f"closed after {len(self._got)} bytes of an answer")
+            )
 
 
 class Connection:
@@ -299,7 +325,11 @@ Check = Callable[[Request, Answer], str]
 
 def must_be_200(request: Request, answer: Answer) -> str:
     """Every answer is to be one."""
-    return "" if answer.status == 200 else f"{answer.status}: {answer.body[:200].decode(errors='replace')}"
+    return (
+        ""
+        if answer.status == 200
+        else f"{answer.status}: {answer.body[:200].decode(errors='replace')}"
+    )
 
 
 @dataclass
@@ -364,7 +394,11 @@ async def closed_loop(
 
 
 async def open_loop(
-    port: int, make: Callable[[int], Request], rate: float, seconds: float, check: Check = must_be_200
+    port: int,
+    make: Callable[[int], Request],
+    rate: float,
+    seconds: float,
+    check: Check = must_be_200,
 ) -> Load:
     """Requests at a fixed rate, whether or not the earlier ones were answered, as from many callers who do not wait
     for each other. Connections that are free are used again."""
@@ -372,7 +406,9 @@ async def open_loop(
     began = time.perf_counter()
 
     async def ask(request: Request) -> None:
-        while free and time.perf_counter() - free[-1].used > 2:  # the server may be about to close it
+        while (
+            free and time.perf_counter() - free[-1].used > 2
+        ):  # the server may be about to close it
             free.pop().close()
         connection = free.pop() if free else Connection(port)
         load.note(request, await connection.ask(request.data), check)
@@ -419,7 +455,9 @@ class Server:
     def get(self, path: str) -> tuple[int, str]:
         """The status and body of an address; 0 where nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.port}{path}", timeout=10
+            ) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode(errors="replace")
@@ -428,7 +466,9 @@ class Server:
 
     def metric(self, pattern: str) -> float | None:
         """The sum of the metrics whose names fit."""
-        found = re.findall(rf"^{pattern}(?:\{{.*\}})? (\S+)$", self.get("/metrics")[1], re.MULTILINE)
+        found = re.findall(
+            rf"^{pattern}(?:\{{.*\}})? (\S+)$", self.get("/metrics")[1], re.MULTILINE
+        )
         return sum(map(float, found)) if found else None
 
 
@@ -492,7 +532,9 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-async def watched_memory(server: Server, until: asyncio.Event, every: float = 0.5) -> list[tuple[float, int]]:
+async def watched_memory(
+    server: Server, until: asyncio.Event, every: float = 0.5
+) -> list[tuple[float, int]]:
     """Moments, and the bytes that a server held at each."""
     found = []
     while not until.is_set():

@@ -55,7 +55,10 @@ def main() -> None:
             given = [base64.b64encode(row.numpy().tobytes()).decode() for row in rows]
         else:
             given = [row.tolist() for row in rows]
-        return {"data": [{"index": at, "embedding": row} for at, row in enumerate(given)], "model": asked.model}
+        return {
+            "data": [{"index": at, "embedding": row} for at, row in enumerate(given)],
+            "model": asked.model,
+        }
 
     async def embed_at_once(asked: Embeddings) -> dict:
         return embed(asked)

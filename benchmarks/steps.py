@@ -99,26 +99,43 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rows", nargs="*", default=[], help="parts of row names, such as seed-bfloat16")
-    parser.add_argument("--peer", nargs="*", help="only these of the peer's ways, such as 'pure_bf16 compiled'")
-    parser.add_argument("--apart", action="store_true", help="the peer in a process of its own (CPU)")
-    parser.add_argument("--profile", action="store_true", help="only say which operations our step spends its time in")
+    parser.add_argument(
+        "--rows", nargs="*", default=[], help="parts of row names, such as seed-bfloat16"
+    )
+    parser.add_argument(
+        "--peer", nargs="*", help="only these of the peer's ways, such as 'pure_bf16 compiled'"
+    )
+    parser.add_argument(
+        "--apart", action="store_true", help="the peer in a process of its own (CPU)"
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="only say which operations our step spends its time in",
+    )
     options = parser.parse_args()
     device, _ = choose_device(options.device)
     prepare_device(device, default_threads())
     rows = CPU_ROWS if device.is_cpu else ACCELERATOR_ROWS
     if options.apart and not device.is_cpu:
         parser.error("--apart is for the CPU")
-    chosen = [row for row in rows if not options.rows or any(part in row.name for part in options.rows)]
+    chosen = [
+        row for row in rows if not options.rows or any(part in row.name for part in options.rows)
+    ]
     if not chosen:
         parser.error(f"no such row; there are {', '.join(row.name for row in rows)}")
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["LAPCLIP_CACHE"] = folder  # kernels are chosen in this run, not remembered from another
+        os.environ["LAPCLIP_CACHE"] = (
+            folder  # kernels are chosen in this run, not remembered from another
+        )
         if options.profile:
             for row in chosen:
                 print_profile(row, device, options.rounds)
             return
-        found = [compare(row, device, options.rounds, options.peer, apart=options.apart) for row in chosen]
+        found = [
+            compare(row, device, options.rounds, options.peer, apart=options.apart)
+            for row in chosen
+        ]
     print(json.dumps({"rows": found}))
 
 
@@ -132,7 +149,9 @@ def best_rate(products: list[Product], device: Device, dtype: torch.dtype) -> fl
         matrices, m, k, n, _ = product
         for rows, inner, columns in ((m, k, n), (m, n, k), (k, m, n)):
             left = torch.randn(matrices, rows, inner, device=device.torch, dtype=dtype).squeeze(0)
-            right = torch.randn(matrices, columns, inner, device=device.torch, dtype=dtype).squeeze(0)
+            right = torch.randn(matrices, columns, inner, device=device.torch, dtype=dtype).squeeze(
+                0
+            )
             repeats = 1 if device.is_cpu else max(1, round(4e12 / product.operations))
             for multiply in multipliers(left, device):
                 for _ in range(7):
@@ -145,7 +164,9 @@ def best_rate(products: list[Product], device: Device, dtype: torch.dtype) -> fl
     return best
 
 
-def compare(row: Row, device: Device, rounds: int, ways: list[str] | None = None, *, apart: bool = False) -> dict:
+def compare(
+    row: Row, device: Device, rounds: int, ways: list[str] | None = None, *, apart: bool = False
+) -> dict:
     """Time a row and say how it went."""
     from openclip import NAME, PeerStep
 
@@ -176,7 +197,10 @@ def compare(row: Row, device: Device, rounds: int, ways: list[str] | None = None
     # Rates before and after: the limit is to hold for the machine at its best in this run.
     rates.append(best_rate(products, device, DTYPES[row.dtype]))
     limit = operations(products) / max(rates)
-    spreads = [(max(times[side]) - min(times[side])) / statistics.median(times[side]) for side in ("ours", peer_name)]
+    spreads = [
+        (max(times[side]) - min(times[side])) / statistics.median(times[side])
+        for side in ("ours", peer_name)
+    ]
     print(
         f"train step, {row.model}, batch {row.batch}, captions of {row.caption_tokens}, {row.dtype}, {device.kind}: "
         f"{peer_seconds / ours_seconds:.2f}x {NAME} ({peer_name}); {ours_seconds * 1e3:.1f} ms against "
@@ -238,7 +262,14 @@ def print_profile(row: Row, device: Device, steps: int) -> None:
     if not device.is_cpu:
         kinds: dict[str, float] = {}
         for name, microseconds in spent.items():
-            kind = next((kind for kind, part in KERNEL_KINDS.items() if re.search(part, name, re.IGNORECASE)), "other")
+            kind = next(
+                (
+                    kind
+                    for kind, part in KERNEL_KINDS.items()
+                    if re.search(part, name, re.IGNORECASE)
+                ),
+                "other",
+            )
             kinds[kind] = kinds.get(kind, 0) + microseconds
         each = "; ".join(f"{kind} {kinds[kind] / steps / 1e3:.1f} ms" for kind in most_first(kinds))
         print(f"{head}, kernels {whole / steps / 1e3:.1f} ms: {each}", flush=True)
@@ -267,7 +298,9 @@ class PeerApart:
         context = multiprocessing.get_context("spawn")
         self._here, there = context.Pipe()
         asked = os.environ.pop(LARGE_PAGES, None)
-        os.environ[LARGE_PAGES] = "0"  # torch's default; importing lapclip would ask for them there too
+        os.environ[LARGE_PAGES] = (
+            "0"  # torch's default; importing lapclip would ask for them there too
+        )
         try:
             context.Process(target=take_steps, args=(there, row, precision), daemon=True).start()
         finally:
@@ -328,7 +361,13 @@ def our_step(row: Row, device: Device, **changes) -> AnyStep:
     if device.records_graphs:
         # A recording keeps its memory to itself, and at 1,024 pairs the peer would find too little left.
         how = "compiled-graph" if row.batch < 1024 else "compiled"
-    settings = {"dtype": row.dtype, "batch_size": row.batch, "weight_decay": 0.2, "compile": how, **changes}
+    settings = {
+        "dtype": row.dtype,
+        "batch_size": row.batch,
+        "weight_decay": 0.2,
+        "compile": how,
+        **changes,
+    }
     shape, train = SHAPES[row.model], TrainConfig(**settings)
     choices, _ = choose_kernels(shape, train, row.caption_tokens, device)
     return make_step(CLIP(shape).to(device.torch), replace(train, **choices), device)
@@ -352,16 +391,27 @@ def check_same_loss(row: Row, batch: Batch, device: Device) -> None:
     """The same weights in both sides give the same loss in float32, to 1e-4."""
     from openclip import PeerStep
 
-    few = Batch(batch.pixels_BSSC[:12], batch.tokens_BL[:12], batch.positives_BB[:12, :12], batch.sided_B[:12])
+    few = Batch(
+        batch.pixels_BSSC[:12],
+        batch.tokens_BL[:12],
+        batch.positives_BB[:12, :12],
+        batch.sided_B[:12],
+    )
     shape = SHAPES[row.model]
     ours = our_step(row, device, dtype="float32", compile="none")
     mine = ours(few, 1, 0.0, Stopwatch(device.synchronise, on=False))().loss
     pixels = normalise(torch.from_numpy(few.pixels_BSSC).to(device.torch), shape)
-    tokens = torch.nn.functional.pad(torch.from_numpy(few.tokens_BL), (0, shape.context - row.caption_tokens))
+    tokens = torch.nn.functional.pad(
+        torch.from_numpy(few.tokens_BL), (0, shape.context - row.caption_tokens)
+    )
     theirs = PeerStep(CLIP(shape), "float32", device.torch)(pixels, tokens.to(device.torch)).item()
     assert abs(mine - theirs) < 1e-4, f"{row.name}: losses differ, ours {mine}, the peer's {theirs}"
-    timed = our_step(row, device, compile="none")(few, 1, 0.0, Stopwatch(device.synchronise, on=False))().loss
-    assert abs(timed - theirs) < 0.02 * theirs, f"{row.name}: in {row.dtype} the loss is {timed}, not near {theirs}"
+    timed = our_step(row, device, compile="none")(
+        few, 1, 0.0, Stopwatch(device.synchronise, on=False)
+    )().loss
+    assert abs(timed - theirs) < 0.02 * theirs, (
+        f"{row.name}: in {row.dtype} the loss is {timed}, not near {theirs}"
+    )
 
 
 def random_batch(row: Row) -> Batch:
@@ -369,7 +419,9 @@ def random_batch(row: Row) -> Batch:
     shape, draw = SHAPES[row.model], np.random.default_rng(0)
     tokens = draw.integers(1, shape.vocabulary - 2, (row.batch, row.caption_tokens))
     tokens[:, -1] = shape.vocabulary - 1
-    pixels = draw.integers(0, 256, (row.batch, shape.image_size, shape.image_size, 3), dtype=np.uint8)
+    pixels = draw.integers(
+        0, 256, (row.batch, shape.image_size, shape.image_size, 3), dtype=np.uint8
+    )
     return Batch(pixels, tokens, np.eye(row.batch, dtype=bool), np.zeros(row.batch, dtype=bool))
 
 

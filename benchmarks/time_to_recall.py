@@ -26,7 +26,9 @@ GOAL = 0.6  # text-to-image R@1 on the validation pairs
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--change", action="append", default=[], dest="changes", metavar="SECTION.FIELD=VALUE")
+    parser.add_argument(
+        "--change", action="append", default=[], dest="changes", metavar="SECTION.FIELD=VALUE"
+    )
     options = parser.parse_args()
     sides = {"recipe": [], **({"changed": options.changes} if options.changes else {})}
     times: dict[str, list[float]] = {side: [] for side in sides}
@@ -49,7 +51,9 @@ def train(folder: Path, name: str, settings: list[str]) -> tuple[float, str]:
     command = [sys.executable, "-m", "lapclip", "train", "--json", "--name", name]
     for setting in settings:
         command += ["--set", setting]
-    run = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     path = folder / "runs" / name / "events.jsonl"
     try:
         while True:
@@ -58,10 +62,17 @@ def train(folder: Path, name: str, settings: list[str]) -> tuple[float, str]:
             scored = [event for event in events if event["type"] == "evaluation"]
             for event in scored:
                 if event["evaluation"]["t2i_r1"] >= GOAL:
-                    seconds = event["time"] - next(first["time"] for first in events if first["type"] == "started")
-                    return seconds, f"T2I R@1 on val at {GOAL:.0%} after {seconds:.1f} s, epoch {event['epoch']}"
+                    seconds = event["time"] - next(
+                        first["time"] for first in events if first["type"] == "started"
+                    )
+                    return (
+                        seconds,
+                        f"T2I R@1 on val at {GOAL:.0%} after {seconds:.1f} s, epoch {event['epoch']}",
+                    )
             if ended:
-                return float("inf"), f"T2I R@1 on val never at {GOAL:.0%} (exit status {run.returncode})"
+                return float(
+                    "inf"
+                ), f"T2I R@1 on val never at {GOAL:.0%} (exit status {run.returncode})"
             time.sleep(0.5)
     finally:
         run.terminate()

@@ -129,7 +129,10 @@ def equal(wanted: argparse.Namespace) -> Iterator[Result]:
     steps = 6 if wanted.quick else 24
     same = [*EXACT, "train.shards=4", f"train.steps={steps}"]
     runs = {
-        "tiny": ("first-run", [*same, "model.name=tiny", "data.train_pairs=512", "train.batch_size=64"]),
+        "tiny": (
+            "first-run",
+            [*same, "model.name=tiny", "data.train_pairs=512", "train.batch_size=64"],
+        ),
         "heads": ("heads", [*same, "data.train_pairs=96", "train.batch_size=32"]),
     }
     for name, (recipe, settings) in runs.items():
@@ -144,7 +147,9 @@ def equal(wanted: argparse.Namespace) -> Iterator[Result]:
                 found[count] = losses(run_of(hosts)), weights(run_of(hosts))
         identical = all(other == found[1] for other in found.values()) and len(found[1][0]) == steps
         apart = {
-            count: max(abs(mine.get(step, float("inf")) - loss) for step, loss in found[1][0].items())
+            count: max(
+                abs(mine.get(step, float("inf")) - loss) for step, loss in found[1][0].items()
+            )
             for count, (mine, _) in found.items()
         }
         said = ", ".join(
@@ -154,14 +159,26 @@ def equal(wanted: argparse.Namespace) -> Iterator[Result]:
             if count > 1
         )
         facts = {"apart": apart, "weights": {count: digest for count, (_, digest) in found.items()}}
-        yield Result(f"{name}, {steps} steps, float32, 4 shards", said, "identical to one process", identical, facts)
+        yield Result(
+            f"{name}, {steps} steps, float32, 4 shards",
+            said,
+            "identical to one process",
+            identical,
+            facts,
+        )
 
 
 @row
 def resume(wanted: argparse.Namespace) -> Iterator[Result]:
     """A run that goes on with 1, then 2, then 4, then 1 ranks."""
     steps, counts = (120 if wanted.quick else 400), (1, 2, 4, 1)
-    settings = [*EXACT, *TINY, "train.shards=4", f"train.steps={steps}", "train.evaluate_every_epochs=1000"]
+    settings = [
+        *EXACT,
+        *TINY,
+        "train.shards=4",
+        f"train.steps={steps}",
+        "train.evaluate_every_epochs=1000",
+    ]
     with Hosts(max(counts)) as hosts:
         to_end(hosts, {0: alone(train(settings, name="undisturbed"))})
         reached = []
@@ -212,13 +229,16 @@ def speed(wanted: argparse.Namespace) -> Iterator[Result]:
             kernels = chosen_kernels(hosts, case)
             sides = {"alone": alone_on([0]), "copies": alone_on([0, 1])}
             sides |= {
-                f"{shards} shards": shared_by_both(shards) for shards in dict.fromkeys([wanted.shards, *wanted.also])
+                f"{shards} shards": shared_by_both(shards)
+                for shards in dict.fromkeys([wanted.shards, *wanted.also])
             }
             found = in_turns(hosts, case, kernels, sides, wanted)
         rate = {name: statistics.median(each) for name, each in found.items()}
         for name in list(sides)[1:]:
             ratio = rate[name] / rate["alone"]
-            what = {"copies": "two copies at once, the ceiling", "0 shards": "train.shards=0"}.get(name, name)
+            what = {"copies": "two copies at once, the ceiling", "0 shards": "train.shards=0"}.get(
+                name, name
+            )
             said = f"{ratio:.2f}x: {rate[name]:.2f} against {rate['alone']:.2f} pairs a second"
             spread = (max(found[name]) - min(found[name])) / rate[name]
             goal = case.goal if name == f"{wanted.shards} shards" else None
@@ -234,14 +254,20 @@ Side = Callable[[Hosts, Case, list[str]], tuple[dict[int, list[str]], list[int]]
 def alone_on(chosen: list[int]) -> Side:
     """One process on each of these hosts, which know nothing of each other."""
 
-    def lines(hosts: Hosts, case: Case, kernels: list[str]) -> tuple[dict[int, list[str]], list[int]]:
-        return {host: alone(train([*case.settings(1), *kernels], "seed")) for host in chosen}, chosen
+    def lines(
+        hosts: Hosts, case: Case, kernels: list[str]
+    ) -> tuple[dict[int, list[str]], list[int]]:
+        return {
+            host: alone(train([*case.settings(1), *kernels], "seed")) for host in chosen
+        }, chosen
 
     return lines
 
 
 def shared_by_both(shards: int) -> Side:
-    def lines(hosts: Hosts, case: Case, kernels: list[str]) -> tuple[dict[int, list[str]], list[int]]:
+    def lines(
+        hosts: Hosts, case: Case, kernels: list[str]
+    ) -> tuple[dict[int, list[str]], list[int]]:
         return together(hosts, train([*case.settings(shards), *kernels], "seed")), [0]
 
     return lines
@@ -254,12 +280,20 @@ def in_turns(
     found: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(wanted.rounds):
         for name, side in sides.items():
-            found[name].append(pairs_a_second(hosts, case, *side(hosts, case, kernels), wanted.steps))
-            print(f"  {case.name}, {name}: {found[name][-1]:.2f} pairs a second", file=sys.stderr, flush=True)
+            found[name].append(
+                pairs_a_second(hosts, case, *side(hosts, case, kernels), wanted.steps)
+            )
+            print(
+                f"  {case.name}, {name}: {found[name][-1]:.2f} pairs a second",
+                file=sys.stderr,
+                flush=True,
+            )
     return found
 
 
-def pairs_a_second(hosts: Hosts, case: Case, lines: dict[int, list[str]], timed: list[int], steps: int) -> float:
+def pairs_a_second(
+    hosts: Hosts, case: Case, lines: dict[int, list[str]], timed: list[int], steps: int
+) -> float:
     runs = [run_of(hosts, host) for host in timed]
     found = until(hosts, lines, runs, lambda events: len(steps_of(events)) >= SKIPPED + steps)
     for run in runs:
@@ -281,7 +315,9 @@ def ddp(wanted: argparse.Namespace) -> Iterator[Result]:
     """The same two hosts with OpenCLIP's model in DDP and its gathered loss."""
     python = peers_python(wanted.peers)
     if python is None:
-        yield Result("OpenCLIP", "not measured: it is not installed; make bench-peers, or --peers PYTHON")
+        yield Result(
+            "OpenCLIP", "not measured: it is not installed; make bench-peers, or --peers PYTHON"
+        )
         return
     for case in cases(wanted):
         with Hosts(2) as hosts:
@@ -297,14 +333,24 @@ def ddp(wanted: argparse.Namespace) -> Iterator[Result]:
         said = f"{ours / peer:.2f}x {name} in DDP: {ours:.2f} against {peer:.2f} pairs a second"
         said += f" (median of {wanted.rounds})"
         goal = None if case.goal is None else 1.35
-        yield judged(f"{case.name}, two hosts, {wanted.shards} shards", said, ours / peer, goal, found)
+        yield judged(
+            f"{case.name}, two hosts, {wanted.shards} shards", said, ours / peer, goal, found
+        )
 
 
 def peers_python(asked: Path | None) -> str | None:
     """An interpreter that has OpenCLIP."""
-    known = [asked.absolute()] if asked else [ROOT / "benchmarks" / ".venv" / "bin" / "python", Path(sys.executable)]
+    known = (
+        [asked.absolute()]
+        if asked
+        else [ROOT / "benchmarks" / ".venv" / "bin" / "python", Path(sys.executable)]
+    )
     for python in known:
-        looks = [str(python), "-c", "import importlib.util as u, sys; sys.exit(u.find_spec('open_clip') is None)"]
+        looks = [
+            str(python),
+            "-c",
+            "import importlib.util as u, sys; sys.exit(u.find_spec('open_clip') is None)",
+        ]
         if python.exists() and subprocess.run(looks, check=False).returncode == 0:
             return str(python)
     return None
@@ -312,7 +358,12 @@ def peers_python(asked: Path | None) -> str | None:
 
 def peer_pairs_a_second(hosts: Hosts, case: Case, python: str, steps: int) -> tuple[str, float]:
     out = hosts.folder(0) / "peer.json"
-    script = [str(ROOT / "benchmarks" / "peers_together.py"), case.model, str(case.batch), case.dtype]
+    script = [
+        str(ROOT / "benchmarks" / "peers_together.py"),
+        case.model,
+        str(case.batch),
+        case.dtype,
+    ]
     script += [str(CAPTION_TOKENS), str(SKIPPED + steps), str(out)]
     to_end(hosts, together(hosts, script, python=python))
     found = json.loads(out.read_text())
@@ -336,7 +387,10 @@ def features(wanted: argparse.Namespace) -> Iterator[Result]:
         ]  # fmt: skip
         arguments = train(settings, "full")
         for _ in range(wanted.rounds):
-            for side, lines in {"alone": {0: alone(arguments)}, "together": together(hosts, arguments)}.items():
+            for side, lines in {
+                "alone": {0: alone(arguments)},
+                "together": together(hosts, arguments),
+            }.items():
                 for host in lines:
                     shutil.rmtree(hosts.folder(host) / "cache", ignore_errors=True)
                 typed = time.time()
@@ -345,7 +399,9 @@ def features(wanted: argparse.Namespace) -> Iterator[Result]:
                 begun[side].append(events[0]["time"] - typed)
                 shutil.rmtree(run_of(hosts))
     one, two = (statistics.median(seconds[side]) for side in ("alone", "together"))
-    waits = " against ".join(f"{statistics.median(begun[side]):.1f} s" for side in ("together", "alone"))
+    waits = " against ".join(
+        f"{statistics.median(begun[side]):.1f} s" for side in ("together", "alone")
+    )
     said = f"{one / two:.2f}x: {two:.1f} s against {one:.1f} s, from the command to the run's beginning {waits}"
     said += f" (median of {wanted.rounds})"
     goal, facts = None if wanted.quick else 1.9, {"seconds": seconds, "begun": begun}
@@ -361,13 +417,18 @@ def feature_seconds(reasons: Mapping[str, str]) -> float:
     found = re.search(r"computed once in ([^,]+),", summary)
     if found is None:
         raise Ended(f"no features were computed: {summary}")
-    return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+) (s|min|h)\b", found[1]))
+    return sum(
+        float(number) * UNITS[unit]
+        for number, unit in re.findall(r"([\d.]+) (s|min|h)\b", found[1])
+    )
 
 
 @row
 def one_rank(wanted: argparse.Namespace) -> Iterator[Result]:
     """A single rank whose gradients go through the collective, against the same step without; on CUDA nccl's."""
-    devices = ["cpu", *["cuda"] * torch.cuda.is_available()] if wanted.device is None else [wanted.device]
+    devices = (
+        ["cpu", *["cuda"] * torch.cuda.is_available()] if wanted.device is None else [wanted.device]
+    )
     chosen = {
         "cpu": [("mini", "128", "float32")],
         "cuda": [
@@ -384,7 +445,11 @@ def one_rank(wanted: argparse.Namespace) -> Iterator[Result]:
         line = alone([*TORCHRUN, "--standalone", "--nproc-per-node=1", script, device, *case])
         core = ["taskset", "-c", "0"] if sys.platform == "linux" and device == "cpu" else []
         done = subprocess.run(
-            [*core, *line], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+            [*core, *line],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise Ended(done.stderr[-300:])
@@ -409,14 +474,18 @@ def prediction(wanted: argparse.Namespace) -> Iterator[Result]:
                 to_end(hosts, together(hosts, train(settings, "seed")))
                 told = settings_of(run_of(hosts)).get("together", {})
                 events = list(read_events(run_of(hosts) / "events.jsonl"))
-            yield predicted(f"{case.name}, {name}", told, seconds_a_step(events, 2 * wanted.steps - 1))
+            yield predicted(
+                f"{case.name}, {name}", told, seconds_a_step(events, 2 * wanted.steps - 1)
+            )
 
 
 def predicted(what: str, told: dict[str, Any], seen: float) -> Result:
     """What run.toml says of a run together, and the mean of its steps as its events have it."""
     goal, facts = "within 15 %", {**told, "seen_step_seconds": seen}
     if not {"predicted_step_seconds", "step_seconds"} <= told.keys():
-        return Result(what, f"not measured: run.toml has no [together]; a step took {seen:.3f} s", facts=facts)
+        return Result(
+            what, f"not measured: run.toml has no [together]; a step took {seen:.3f} s", facts=facts
+        )
     before, true = told["predicted_step_seconds"], told["step_seconds"]
     said = f"{before / true - 1:+.0%}: predicted {before:.3f} s a step, true {true:.3f} s (events: {seen:.3f} s)"
     return Result(what, said, goal, abs(before / true - 1) <= 0.15, facts)
@@ -439,27 +508,52 @@ def judged(what: str, said: str, ratio: float, goal: float | None, facts: dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("rows", nargs="*", help="which rows; all without")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="small models and few steps, to see that rows work")
+    parser.add_argument(
+        "--quick", action="store_true", help="small models and few steps, to see that rows work"
+    )
     parser.add_argument("--rounds", type=int, help="3, or 1 with --quick")
     parser.add_argument("--steps", type=int, default=4, help="that are timed in a round")
     parser.add_argument("--shards", type=int, default=2, help="of the rows speed and ddp")
-    parser.add_argument("--also", type=int, nargs="*", default=[8, 0], help="other numbers of shards for the row speed")
-    parser.add_argument("--models", nargs="*", default=[], help="of the rows speed, ddp and prediction: all without")
-    parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"], help="of the rows speed and ddp")
+    parser.add_argument(
+        "--also",
+        type=int,
+        nargs="*",
+        default=[8, 0],
+        help="other numbers of shards for the row speed",
+    )
+    parser.add_argument(
+        "--models", nargs="*", default=[], help="of the rows speed, ddp and prediction: all without"
+    )
+    parser.add_argument(
+        "--dtypes", nargs="*", default=["float32", "bfloat16"], help="of the rows speed and ddp"
+    )
     parser.add_argument("--tower", default="vit-b-32", help="of the row features")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="of the row one_rank; all that are there without")
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], help="of the row one_rank; all that are there without"
+    )
     parser.add_argument("--peers", type=Path, help="Python of the environment that has OpenCLIP")
-    parser.add_argument("--faults", type=int, default=50, help="of the row faults; 0 is one run without any")
+    parser.add_argument(
+        "--faults", type=int, default=50, help="of the row faults; 0 is one run without any"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the faults")
     parser.add_argument("--case", type=int, help="one run of the row faults again")
-    parser.add_argument("--keep", type=Path, help="where the folders of runs that faults did harm to are kept")
+    parser.add_argument(
+        "--keep", type=Path, help="where the folders of runs that faults did harm to are kept"
+    )
     wanted = parser.parse_args()
     wanted.rounds = wanted.rounds or (1 if wanted.quick else 3)
     if wanted.list:
-        print("\n".join(f"{name:<12} {(function.__doc__ or '').splitlines()[0]}" for name, function in ROWS.items()))
+        print(
+            "\n".join(
+                f"{name:<12} {(function.__doc__ or '').splitlines()[0]}"
+                for name, function in ROWS.items()
+            )
+        )
         return
     rows = wanted.rows or list(ROWS)
     if unknown := [name for name in rows if name not in ROWS]:
@@ -482,7 +576,12 @@ def measure(rows: Sequence[str], wanted: argparse.Namespace) -> list[Result]:
         except Ended as error:
             found[name].append(Result(name, f"ended early: {error}", "an end", False))
             print(f"{name}: {found[name][-1]}", flush=True)
-    about = {"torch": torch.__version__, "commit": source_commit(), "cores": os.cpu_count(), "time": time.time()}
+    about = {
+        "torch": torch.__version__,
+        "commit": source_commit(),
+        "cores": os.cpu_count(),
+        "time": time.time(),
+    }
     lines = {name: [asdict(result) for result in results] for name, results in found.items()}
     print(json.dumps({**about, "rows": lines}, default=str))
     return [result for results in found.values() for result in results]

@@ -156,7 +156,9 @@ class DisturbedRun:
         for host in [host for host, when in self._down.items() if when <= now]:
             del self._down[host]
             self.hosts.bring_up(host)
-        for host in [host for host, when in self._due.items() if when <= now and host not in self._down]:
+        for host in [
+            host for host, when in self._due.items() if when <= now and host not in self._down
+        ]:
             del self._due[host]
             if not self.finished:
                 line = self.hosts.elastic_torchrun(host, train(SETTINGS), f"{RUN}-{self.number}")
@@ -170,7 +172,9 @@ class DisturbedRun:
         if size != self._size:
             self._size = size
             found = list(read_events(path))
-            self._step = max((event["step"] for event in found if event["type"] == "step"), default=0)
+            self._step = max(
+                (event["step"] for event in found if event["type"] == "step"), default=0
+            )
             self.finished = any(event["type"] == "finished" for event in found)
         elif not said:
             self.silence = max(self.silence, now - self._last_sign)
@@ -222,7 +226,9 @@ class DisturbedRun:
             back = ", and stays away" if away is None else f", back after {away:.0f} s"
         if fault.kind not in ("rank", "link") and away is not None:
             self._due[host] = now + away
-        self.happened.append(f"run {self.number}, step {self._step}: {self.hosts.name(host)}, {what}{back}")
+        self.happened.append(
+            f"run {self.number}, step {self._step}: {self.hosts.name(host)}, {what}{back}"
+        )
         print(self.happened[-1], flush=True)
 
     def _kill_rank(self, host: int) -> bool:
@@ -257,9 +263,17 @@ def disturb(faults: int, seed: int, case: int | None, keep: Path | None) -> Iter
             other = run.finished and found[1] != expected[1]
             if keep and (unfinished or wrong or other or run.silence > SILENCE):
                 kept = keep / f"seed-{seed}-run-{number}"
-                shutil.copytree(hosts.folder(0).parent, kept, ignore=shutil.ignore_patterns("cache", "checkpoints"))
+                shutil.copytree(
+                    hosts.folder(0).parent,
+                    kept,
+                    ignore=shutil.ignore_patterns("cache", "checkpoints"),
+                )
         made += len(run.happened)
-        lost, differing, hanging = lost + unfinished, differing + wrong + other, hanging + (run.silence > SILENCE)
+        lost, differing, hanging = (
+            lost + unfinished,
+            differing + wrong + other,
+            hanging + (run.silence > SILENCE),
+        )
         gave_up, longest = gave_up + run.gave_up, max(longest, run.silence)
         print(
             f"run {number}, {count} hosts: {len(run.happened)} faults, {'lost' if unfinished else 'finished'}, "
@@ -275,6 +289,13 @@ def disturb(faults: int, seed: int, case: int | None, keep: Path | None) -> Iter
             break
     said = f"{lost} lost, {differing} differing, {hanging} silent for over {SILENCE:.0f} s (longest {longest:.0f} s); "
     said += f"{gave_up} agents gave up, and their line was typed again"
-    facts = {"runs": number - first, "faults": made, "longest_silence": longest, "agents_that_gave_up": gave_up}
+    facts = {
+        "runs": number - first,
+        "faults": made,
+        "longest_silence": longest,
+        "agents_that_gave_up": gave_up,
+    }
     met = not (lost or differing or hanging)
-    yield Result(f"{made} faults in {facts['runs']} runs of 2 and 3 hosts", said, "0, 0 and 0", met, facts)
+    yield Result(
+        f"{made} faults in {facts['runs']} runs of 2 and 3 hosts", said, "0, 0 and 0", met, facts
+    )

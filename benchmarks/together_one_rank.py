@@ -44,8 +44,12 @@ def main(kind: str, model: str, batch: str, dtype: str, compile: str = "none") -
         alone, ranked = step_with(1), step_with(0)
         ranked.ranks = ranks
         steps = {"alone": alone, "ranked": ranked}
-        runs = {name: (lambda step=step: step(pairs, 1, 1e-4, off)()) for name, step in steps.items()}
-        found = in_turns(runs, device.synchronise, rounds=31, seconds=90.0, warm_up=4, least_rounds=9)
+        runs = {
+            name: (lambda step=step: step(pairs, 1, 1e-4, off)()) for name, step in steps.items()
+        }
+        found = in_turns(
+            runs, device.synchronise, rounds=31, seconds=90.0, warm_up=4, least_rounds=9
+        )
     lost = found["ranked"] / found["alone"] - 1
     verdict = "met" if lost <= 0.02 else "MISSED"
     print(

@@ -26,7 +26,12 @@ EXACT = [
     # Kernels are else chosen by timing, and runs that are compared bit for bit might get others.
     "train.image_attention=fused", "train.text_attention=fused", "train.linear=torch",
 ]  # fmt: skip
-TINY = ["model.name=tiny", "data.train_pairs=64", "train.batch_size=16", "data.tokenizer=characters"]
+TINY = [
+    "model.name=tiny",
+    "data.train_pairs=64",
+    "train.batch_size=16",
+    "data.tokenizer=characters",
+]
 PATIENCE = 900.0
 """Seconds without anything new in a run's folder after which a row gives up."""
 LONGEST = 3600.0
@@ -72,14 +77,19 @@ def together(
     hosts: Hosts, arguments: Sequence[str], count: int | None = None, python: str = sys.executable
 ) -> dict[int, list[str]]:
     """The lines for the first hosts, or for all."""
-    return {host: hosts.torchrun(host, arguments, count=count, python=python) for host in range(count or hosts.count)}
+    return {
+        host: hosts.torchrun(host, arguments, count=count, python=python)
+        for host in range(count or hosts.count)
+    }
 
 
 def run_of(hosts: Hosts, host: int = 0, name: str = RUN) -> Path:
     return hosts.folder(host) / "runs" / name
 
 
-def started(hosts: Hosts, lines: Mapping[int, Sequence[str]], **options: Any) -> dict[int, subprocess.Popen[str]]:
+def started(
+    hosts: Hosts, lines: Mapping[int, Sequence[str]], **options: Any
+) -> dict[int, subprocess.Popen[str]]:
     """Start a line on each host. What they say on stderr goes to a file in the host's folder."""
     found = {}
     for host, line in lines.items():
@@ -102,11 +112,16 @@ def to_end(hosts: Hosts, lines: Mapping[int, Sequence[str]]) -> None:
         raise Ended(f"no end after {LONGEST:.0f} s") from None
     for host, process in processes.items():
         if process.returncode:
-            raise Ended(f"{hosts.name(host)} ended with {process.returncode}: {last_words(words_of(hosts, host))}")
+            raise Ended(
+                f"{hosts.name(host)} ended with {process.returncode}: {last_words(words_of(hosts, host))}"
+            )
 
 
 def until(
-    hosts: Hosts, lines: Mapping[int, Sequence[str]], runs: Sequence[Path], enough: Callable[[list[dict]], bool]
+    hosts: Hosts,
+    lines: Mapping[int, Sequence[str]],
+    runs: Sequence[Path],
+    enough: Callable[[list[dict]], bool],
 ) -> list[list[dict]]:
     """Run lines on hosts until the events of all these runs are enough, then end all processes there."""
     processes = started(hosts, lines)
@@ -143,7 +158,11 @@ def await_events(
 def last_words(path: Path) -> str:
     """What a program said before it ended: its last error, where torchrun has added a summary of its own."""
     said = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    errors = [line for line in said if re.match(r"[\w.]*(Error|Exception)\b", line) and "ChildFailedError" not in line]
+    errors = [
+        line
+        for line in said
+        if re.match(r"[\w.]*(Error|Exception)\b", line) and "ChildFailedError" not in line
+    ]
     return " ".join(errors[-1:] or said[-3:])[:600]
 
 
@@ -159,12 +178,17 @@ def seconds_a_step(events: Sequence[dict], count: int) -> float:
 
 def losses(run: Path) -> dict[int, float]:
     """The last loss of each step: after a fault some steps are computed again."""
-    return {event["step"]: event["loss"] for event in steps_of(list(read_events(run / "events.jsonl")))}
+    return {
+        event["step"]: event["loss"] for event in steps_of(list(read_events(run / "events.jsonl")))
+    }
 
 
 def every_loss(run: Path) -> list[tuple[int, float]]:
     """All losses that a run has written, those of steps that were computed again among them."""
-    return [(event["step"], event["loss"]) for event in steps_of(list(read_events(run / "events.jsonl")))]
+    return [
+        (event["step"], event["loss"])
+        for event in steps_of(list(read_events(run / "events.jsonl")))
+    ]
 
 
 def weights(run: Path) -> str:

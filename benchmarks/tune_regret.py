@@ -41,14 +41,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    print(json.dumps({"rows": [regret(model, options.seconds, options.rounds) for model in options.models]}))
+    print(
+        json.dumps(
+            {"rows": [regret(model, options.seconds, options.rounds) for model in options.models]}
+        )
+    )
 
 
 def regret(model: str, seconds: float, rounds: int) -> dict:
     """Tune twice, sweep, and let the best race."""
     batch_size, caption_tokens = ROWS[model]
     batch = random_batch(Row(model, "float32", batch_size, caption_tokens))
-    config = Config(model=SHAPES[model], data=DataConfig(), train=TrainConfig(batch_size=batch_size, steps=1000))
+    config = Config(
+        model=SHAPES[model], data=DataConfig(), train=TrainConfig(batch_size=batch_size, steps=1000)
+    )
     tunings = [tune(config, batch, seconds) for _ in range(2)]
     chosen = tunings[0].setting
     swept = sweep(config, batch)
@@ -78,7 +84,9 @@ def regret(model: str, seconds: float, rounds: int) -> dict:
 def tune(config: Config, batch: Batch, seconds: float):
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LAPCLIP_CACHE"] = folder
-        return Search(config, batch, seconds, lambda what: print(f"  {what}", file=sys.stderr)).run()
+        return Search(
+            config, batch, seconds, lambda what: print(f"  {what}", file=sys.stderr)
+        ).run()
 
 
 def sweep(config: Config, batch: Batch) -> dict[Setting, float]:
@@ -91,7 +99,8 @@ def sweep(config: Config, batch: Batch) -> dict[Setting, float]:
         plain = Setting(device.kind, compile="graph" if device.records_graphs else "none")
         for dtype, count in itertools.product(dtypes, counts):
             kernels = {
-                name: forms_here(name, device, dtype) for name in ("image_attention", "text_attention", "linear")
+                name: forms_here(name, device, dtype)
+                for name in ("image_attention", "text_attention", "linear")
             }
             for forms in itertools.product(*kernels.values()):
                 chosen = dict(zip(kernels, forms, strict=True))
@@ -103,7 +112,9 @@ def sweep(config: Config, batch: Batch) -> dict[Setting, float]:
     return times
 
 
-def race(config: Config, batch: Batch, settings: dict[Setting, None], rounds: int) -> dict[Setting, float]:
+def race(
+    config: Config, batch: Batch, settings: dict[Setting, None], rounds: int
+) -> dict[Setting, float]:
     """Median seconds, in turns. Each turn builds its contender anew, because many at once may not fit into memory."""
     workshop = Workshop(config, batch)
     times: dict[Setting, list[float]] = {setting: [] for setting in settings}

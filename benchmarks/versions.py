@@ -28,17 +28,27 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("before", type=Path, help="the folder src of another version")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rows", nargs="*", default=[], help="parts of row names, such as seed-bfloat16")
+    parser.add_argument(
+        "--rows", nargs="*", default=[], help="parts of row names, such as seed-bfloat16"
+    )
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the section train")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the section train"
+    )
     parser.add_argument("--steps-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.steps_of:
-        take_steps(options.steps_of, options.device, dict(setting.split("=", 1) for setting in options.set))
+        take_steps(
+            options.steps_of, options.device, dict(setting.split("=", 1) for setting in options.set)
+        )
         return
     if not (options.before / "lapclip").is_dir():
         parser.error(f"there is no lapclip in {options.before}")
-    names = [name for name in row_names(options.device) if not options.rows or any(p in name for p in options.rows)]
+    names = [
+        name
+        for name in row_names(options.device)
+        if not options.rows or any(p in name for p in options.rows)
+    ]
     if not names:
         parser.error(f"no such row; there are {', '.join(row_names(options.device))}")
     for name in names:
@@ -66,14 +76,18 @@ def compare(name: str, options: argparse.Namespace) -> None:
     for process in processes.values():
         process.communicate()
     before, now = (statistics.median(times[version]) for version in versions)
-    spreads = " and ".join(f"{(max(seen) - min(seen)) / statistics.median(seen):.0%}" for seen in times.values())
+    spreads = " and ".join(
+        f"{(max(seen) - min(seen)) / statistics.median(seen):.0%}" for seen in times.values()
+    )
     print(
         f"{name}, {options.device}: {before * 1e3:.2f} ms before, {now * 1e3:.2f} ms now, {before / now:.3f}x "
         f"(median of {options.rounds} in turns, spreads {spreads})",
         flush=True,
     )
     for version in versions:
-        print(f"  {version}: {', '.join(f'{setting} {value}' for setting, value in chosen[version].items())}")
+        print(
+            f"  {version}: {', '.join(f'{setting} {value}' for setting, value in chosen[version].items())}"
+        )
 
 
 def start(name: str, source: Path, options: argparse.Namespace) -> subprocess.Popen[str]:

@@ -41,9 +41,13 @@ def main() -> None:
         for name in ("short", "long"):
             seconds, memory = once(here, name)
             size = (here / "runs" / name / "events.jsonl").stat().st_size
-            print(f"watch --once, {size / 1e6:,.0f} MB of events: {seconds:.2f} s, {memory / 1e6:.0f} MB resident")
+            print(
+                f"watch --once, {size / 1e6:,.0f} MB of events: {seconds:.2f} s, {memory / 1e6:.0f} MB resident"
+            )
         share, memory = page(here, lines)
-        print(f"watch --web, a run with 20 steps a second in one tab: {share:.2%} of a core, {memory / 1e6:.0f} MB")
+        print(
+            f"watch --web, a run with 20 steps a second in one tab: {share:.2%} of a core, {memory / 1e6:.0f} MB"
+        )
 
 
 def write(folder: Path, settings: bytes, lines) -> None:
@@ -61,17 +65,25 @@ def many(lines: list[str]):
     began = steps[0]["time"]
     for number in range(1, MILLION + 1):
         time_ = began + 0.01 * number
-        step = steps[number % len(steps)] | {"step": number, "time": time_, "epoch": number // 1000 + 1}
+        step = steps[number % len(steps)] | {
+            "step": number,
+            "time": time_,
+            "epoch": number // 1000 + 1,
+        }
         yield json.dumps(step, separators=(",", ":"))
         if number % 1000 == 0 and evaluations:
-            yield json.dumps(evaluations[-1] | {"step": number, "time": time_}, separators=(",", ":"))
+            yield json.dumps(
+                evaluations[-1] | {"step": number, "time": time_}, separators=(",", ":")
+            )
 
 
 def once(here: Path, name: str) -> tuple[float, int]:
     """Seconds from the start of the command to its end, and the most memory seen."""
     began = time.perf_counter()
     process = psutil.Popen(
-        [sys.executable, "-m", "lapclip", "watch", name, "--once"], cwd=here, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "lapclip", "watch", name, "--once"],
+        cwd=here,
+        stdout=subprocess.DEVNULL,
     )
     memory = 0
     while process.poll() is None:

@@ -47,7 +47,16 @@ PLAIN = [
     "train.linear=torch",
 ]
 """A run of seconds in which nothing is chosen by timing, so that two of them can be compared."""
-ODD_WORDS = ["plain", "two words", "it's", 'say "x"', "$HOME 100% of C:\\my photos\\", "a&b|c<d>e^f(g)", "[red];*?", ""]
+ODD_WORDS = [
+    "plain",
+    "two words",
+    "it's",
+    'say "x"',
+    "$HOME 100% of C:\\my photos\\",
+    "a&b|c<d>e^f(g)",
+    "[red];*?",
+    "",
+]
 
 
 class Failed(Exception):
@@ -86,14 +95,18 @@ class Here:
         """Run a command with --json and give its object."""
         done = self.run([sys.executable, "-m", "lapclip", *arguments, "--json"])
         if status is not None and done.returncode != status:
-            raise Failed(f"lapclip {' '.join(arguments)[:60]} ended with {done.returncode}: {last(done.stderr)}")
+            raise Failed(
+                f"lapclip {' '.join(arguments)[:60]} ended with {done.returncode}: {last(done.stderr)}"
+            )
         try:
             return json.loads(done.stdout)
         except ValueError:
             raise Failed(f"lapclip {arguments[0]} --json printed {done.stdout[:80]!r}") from None
 
     def train(self, name: str, *settings: str) -> Any:
-        return self.lapclip("train", "--name", name, *(w for s in [*PLAIN, *settings] for w in ("--set", s)))
+        return self.lapclip(
+            "train", "--name", name, *(w for s in [*PLAIN, *settings] for w in ("--set", s))
+        )
 
     def run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         limit = min(self.limit, self.end - time.monotonic())
@@ -103,7 +116,9 @@ class Here:
                 encoding="utf-8", errors="replace", timeout=max(1.0, limit), stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise Failed(f"{' '.join(command[-3:])[:60]} did not end within {limit:.0f} s") from None
+            raise Failed(
+                f"{' '.join(command[-3:])[:60]} did not end within {limit:.0f} s"
+            ) from None
 
     def output(self, *command: str) -> str:
         """What a program of the system prints."""
@@ -124,8 +139,13 @@ class Here:
         try:
             yield process
         finally:
-            with suppress(psutil.Error):  # what it started would else go on, and hold its output open
-                for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            with suppress(
+                psutil.Error
+            ):  # what it started would else go on, and hold its output open
+                for one in [
+                    *psutil.Process(process.pid).children(recursive=True),
+                    psutil.Process(process.pid),
+                ]:
                     one.kill()
             process.communicate()
 
@@ -155,23 +175,45 @@ class Here:
 def machine(here: Here) -> str:
     """What the system tells, and whether the parts that have to be parsed were understood."""
     found = here.lapclip("machine")
-    here.accelerator = next((one["kind"] for one in found["accelerators"] if one["kind"] in ("mps", "xpu", "cuda")), "")
+    here.accelerator = next(
+        (one["kind"] for one in found["accelerators"] if one["kind"] in ("mps", "xpu", "cuda")), ""
+    )
     wanted = ["chip", "memory_bytes", "physical_cores"]
     wanted += ["power_source", "low_power_mode", "features"] if MAC or WINDOWS else []
     wanted += ["performance_cores"] if MAC else []
     if missing := [name for name in wanted if found[name] in (None, [], "")]:
         raise Failed(f"not known: {', '.join(missing)}")
-    names = "chip", "physical_cores", "performance_cores", "efficiency_cores", "memory_bytes", "power_source"
+    names = (
+        "chip",
+        "physical_cores",
+        "performance_cores",
+        "efficiency_cores",
+        "memory_bytes",
+        "power_source",
+    )
     more = "low_power_mode", "throttled", "watts", "energy_reason", "torch"
-    accelerators = ", ".join(f"{one['kind']} {one['name']}" for one in found["accelerators"]) or "none"
-    return "; ".join([f"accelerators {accelerators}", *(f"{name} {found[name]}" for name in (*names, *more))])
+    accelerators = (
+        ", ".join(f"{one['kind']} {one['name']}" for one in found["accelerators"]) or "none"
+    )
+    return "; ".join(
+        [f"accelerators {accelerators}", *(f"{name} {found[name]}" for name in (*names, *more))]
+    )
 
 
 def system_words(here: Here) -> str:
     """The programs whose output is parsed, as they speak on this system."""
     if MAC:
-        names = "machdep.cpu.brand_string", "hw.perflevel0.physicalcpu", "hw.perflevel1.physicalcpu", "hw.memsize"
-        power = [line.strip() for line in here.output("pmset", "-g").splitlines() if "powermode" in line.lower()]
+        names = (
+            "machdep.cpu.brand_string",
+            "hw.perflevel0.physicalcpu",
+            "hw.perflevel1.physicalcpu",
+            "hw.memsize",
+        )
+        power = [
+            line.strip()
+            for line in here.output("pmset", "-g").splitlines()
+            if "powermode" in line.lower()
+        ]
         said = [here.output("sysctl", *names), *power, here.output("pmset", "-g", "batt")]
         said.append(here.output("pmset", "-g", "therm"))
     elif WINDOWS:
@@ -223,7 +265,9 @@ def half_precision(here: Here) -> str:
         outcome = here.train(f"in-{dtype}", f"train.device={kind}", f"train.dtype={dtype}")
         losses = here.losses(f"in-{dtype}")
         final, whole = losses[max(losses)], here.losses("on-cpu")[40]
-        said.append(f"{dtype} {final:.3f} (float32 {whole:.3f}), {outcome['pairs_per_second']:.0f} pairs/s")
+        said.append(
+            f"{dtype} {final:.3f} (float32 {whole:.3f}), {outcome['pairs_per_second']:.0f} pairs/s"
+        )
         if not math.isfinite(final) or abs(final / whole - 1) > 0.1:
             raise Failed("; ".join(said))
     return "; ".join(said)
@@ -256,7 +300,9 @@ def compare(here: Here) -> str:
     if not here.accelerator:
         raise Skipped("torch finds no GPU here to compare the CPU with")
     found = here.lapclip("compare", "--quick")
-    return " ".join(str(found.get("recommendation") or found.get("recommendations") or list(found)).split())[:400]
+    return " ".join(
+        str(found.get("recommendation") or found.get("recommendations") or list(found)).split()
+    )[:400]
 
 
 def first_run(here: Here) -> str:
@@ -271,7 +317,13 @@ def first_run(here: Here) -> str:
 
 def after_training(here: Here) -> str:
     needs_run(here, "first")
-    for arguments in (["eval", "first"], ["report", "first"], ["doctor", "first"], ["runs"], ["clean"]):
+    for arguments in (
+        ["eval", "first"],
+        ["report", "first"],
+        ["doctor", "first"],
+        ["runs"],
+        ["clean"],
+    ):
         here.lapclip(*arguments)
     here.lapclip("export", "first", "--to", "openclip")
     return "eval, report, doctor, runs, clean, export"
@@ -290,7 +342,9 @@ def odd_names(here: Here) -> str:
     found = here.lapclip("search", str(folder), "a red wall", "--model", "first")
     if found["indexed"] != 2 or not all(Path(each["path"]).is_file() for each in found["results"]):
         raise Failed(f"indexed {found['indexed']} of 2, found {found['results']}")
-    checked = here.lapclip("data", "check", str(folder), "--recipe", "first-run", "--set", "model.name=tiny")
+    checked = here.lapclip(
+        "data", "check", str(folder), "--recipe", "first-run", "--set", "model.name=tiny"
+    )
     if checked["images"] != 2:
         raise Failed(f"data check sees {checked['images']} of 2 images")
     return "2 of 2 indexed, found and checked"
@@ -299,9 +353,16 @@ def odd_names(here: Here) -> str:
 def killed(here: Here) -> str:
     """A run that is killed goes on to the same losses, bit for bit."""
     needs_run(here, "on-cpu", "train.device=cpu")
-    words = [w for s in [*PLAIN, "train.device=cpu", "train.checkpoint_every_seconds=0"] for w in ("--set", s)]
+    words = [
+        w
+        for s in [*PLAIN, "train.device=cpu", "train.checkpoint_every_seconds=0"]
+        for w in ("--set", s)
+    ]
     with here.started("-m", "lapclip", "train", "--name", "killed", *words) as process:
-        here.wait("step 10", lambda: len(here.events("killed", "step")) >= 10 or process.poll() is not None)
+        here.wait(
+            "step 10",
+            lambda: len(here.events("killed", "step")) >= 10 or process.poll() is not None,
+        )
         process.kill()
     reached = max(here.losses("killed"), default=0)
     here.lapclip("resume", "killed")
@@ -327,7 +388,10 @@ def interrupted(here: Here) -> str:
     now = here.folder / "interrupt now"
     command = [sys.executable, "-m", "lapclip", "train", "--name", "interrupted", *words]
     with here.started("-c", INTERRUPT, str(now), *command) as process:
-        here.wait("step 5", lambda: len(here.events("interrupted", "step")) >= 5 or process.poll() is not None)
+        here.wait(
+            "step 5",
+            lambda: len(here.events("interrupted", "step")) >= 5 or process.poll() is not None,
+        )
         now.touch()
         status = process.wait(120)
     rows = {row["name"]: row["state"] for row in here.lapclip("runs")["runs"]}
@@ -373,7 +437,9 @@ def web_pages(here: Here) -> str:
             line = process.stdout.readline()
             if not line:
                 raise Failed(f"lapclip {name} ended")
-            browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())  # the token becomes a cookie
+            browser = urllib.request.build_opener(
+                urllib.request.HTTPCookieProcessor()
+            )  # the token becomes a cookie
             with browser.open(json.loads(line)["url"], timeout=30) as answer:
                 said.append(f"{name} {answer.status}")
     return ", ".join(said)
@@ -397,9 +463,16 @@ def shells(here: Here) -> str:
     for shell, start in ways.items():
         if (found := shutil.which(start[0])) is None or (shell == "cmd" and not WINDOWS):
             continue
-        line = " ".join([program(sys.executable, shell), *(quoted(word, shell) for word in [str(show), *ODD_WORDS])])
+        line = " ".join(
+            [
+                program(sys.executable, shell),
+                *(quoted(word, shell) for word in [str(show), *ODD_WORDS]),
+            ]
+        )
         # cmd reads its line as it is; a list would be quoted for a program that it is not.
-        command: Any = f'"{found}" /d /s /c "{line}"' if shell == "cmd" else [found, *start[1:], line]
+        command: Any = (
+            f'"{found}" /d /s /c "{line}"' if shell == "cmd" else [found, *start[1:], line]
+        )
         done = here.run(command)
         got = json.loads(done.stdout) if done.stdout.startswith("[") else last(done.stderr)
         said.append(shell)
@@ -418,7 +491,9 @@ def exports(here: Here) -> str:
             said.append(f"{kind} skipped (no {module})")
             continue
         found = here.lapclip("export", "first", "--to", kind)
-        said.append(f"{kind} {found['recall_before']} to {found['recall_after']}, {found['ms_after']} ms")
+        said.append(
+            f"{kind} {found['recall_before']} to {found['recall_after']}, {found['ms_after']} ms"
+        )
     if all("skipped" in each for each in said):
         raise Skipped("; ".join(said))
     return "; ".join(said)
@@ -428,9 +503,27 @@ def tests(here: Here) -> str:
     """The tests of the parts that talk to the system."""
     if importlib.util.find_spec("pytest") is None:
         raise Skipped("pytest is not installed")
-    rooms = ["machine", "runs", "cli", "test_paths.py", "test_shell.py", "test_suggest.py", "test_apple.py"]
+    rooms = [
+        "machine",
+        "runs",
+        "cli",
+        "test_paths.py",
+        "test_shell.py",
+        "test_suggest.py",
+        "test_apple.py",
+    ]
     paths = [str(ROOT / "tests" / room) for room in rooms]
-    options = ["-q", "-n", "2", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider"]
+    options = [
+        "-q",
+        "-n",
+        "2",
+        "--rootdir",
+        str(ROOT),
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "-p",
+        "no:cacheprovider",
+    ]
     done = here.run([sys.executable, "-m", "pytest", *options, *paths])
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, flags=re.MULTILINE)
     if done.returncode:
@@ -472,11 +565,18 @@ def main() -> int:
     rows: list[tuple[str, str, float, str]] = []
     with tempfile.TemporaryDirectory(prefix="lapclip-check-", ignore_cleanup_errors=True) as folder:
         here = Here(Path(folder), options.minutes)
-        chosen = [check for check in CHECKS if not options.only or check.name in (*options.only, "machine")]
+        chosen = [
+            check
+            for check in CHECKS
+            if not options.only or check.name in (*options.only, "machine")
+        ]
         for number, check in enumerate(chosen, 1):
             print(f"[{number}/{len(chosen)}] {check.name}: {check.about} ...", end=" ", flush=True)
             result, seconds, seen = tried(check, here)
-            print(f"{result}, {seconds:.0f} s" + (f": {shortened(seen)}" if result != "ok" else ""), flush=True)
+            print(
+                f"{result}, {seconds:.0f} s" + (f": {shortened(seen)}" if result != "ok" else ""),
+                flush=True,
+            )
             rows.append((check.name, result, seconds, shortened(seen)))
         with suppress(OSError):
             os.chdir(ROOT)
@@ -485,9 +585,15 @@ def main() -> int:
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Try on this computer what lapclip's authors could not.")
-    parser.add_argument("--minutes", type=float, default=10, help="all checks together, at most (default 10)")
-    parser.add_argument("--only", action="append", choices=[check.name for check in CHECKS], help="may be repeated")
+    parser = argparse.ArgumentParser(
+        description="Try on this computer what lapclip's authors could not."
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=10, help="all checks together, at most (default 10)"
+    )
+    parser.add_argument(
+        "--only", action="append", choices=[check.name for check in CHECKS], help="may be repeated"
+    )
     return parser.parse_args()
 
 
@@ -502,26 +608,45 @@ def tried(check: Check, here: Here) -> tuple[str, float, str]:
     except Skipped as reason:
         result, seen = "skipped", str(reason)
     except Exception as error:
-        result, seen = "FAILED", f"{'' if isinstance(error, Failed) else f'{type(error).__name__}: '}{error}"
+        result, seen = (
+            "FAILED",
+            f"{'' if isinstance(error, Failed) else f'{type(error).__name__}: '}{error}",
+        )
     return result, time.monotonic() - started, seen
 
 
 def block(rows: list[tuple[str, str, float, str]]) -> str:
     """What is pasted: the computer in words, and a table."""
-    release = platform.mac_ver()[0] if MAC else platform.version() if WINDOWS else platform.release()
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("lapclip", "torch", "numpy")]
-    about = [f"{SYSTEM} {release} {platform.machine()}", f"Python {platform.python_version()}", *versions, *commit()]
-    counted = ", ".join(f"{[row[1] for row in rows].count(each)} {each}" for each in ("ok", "FAILED", "skipped"))
+    release = (
+        platform.mac_ver()[0] if MAC else platform.version() if WINDOWS else platform.release()
+    )
+    versions = [
+        f"{name} {importlib.metadata.version(name)}" for name in ("lapclip", "torch", "numpy")
+    ]
+    about = [
+        f"{SYSTEM} {release} {platform.machine()}",
+        f"Python {platform.python_version()}",
+        *versions,
+        *commit(),
+    ]
+    counted = ", ".join(
+        f"{[row[1] for row in rows].count(each)} {each}" for each in ("ok", "FAILED", "skipped")
+    )
     lines = ["### lapclip platform check", "", ", ".join(about), "", f"**{counted}**", ""]
     lines += ["| check | result | s | seen |", "|---|---|---|---|"]
-    cells = ((name, result, f"{seconds:.0f}", seen.replace("|", "\\|")) for name, result, seconds, seen in rows)
+    cells = (
+        (name, result, f"{seconds:.0f}", seen.replace("|", "\\|"))
+        for name, result, seconds, seen in rows
+    )
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in cells)])
 
 
 def commit() -> list[str]:
     if (git := shutil.which("git")) is None:
         return []
-    done = subprocess.run([git, "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    done = subprocess.run(
+        [git, "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    )
     return [] if done.returncode else [f"commit {done.stdout.strip()}"]
 
 

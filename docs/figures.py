@@ -28,7 +28,12 @@ DOCS = Path(__file__).parent
 PAIRS, BATCHES = (150, 300, 600, 1250, 2500, 5000), (8, 16, 32, 64, 128)
 STEPS, SEEN = 300, 20_000
 """Updates of each run with another number of pairs; pairs that each run with another batch sees."""
-SMALL = ("model.name=tiny", "train.threads=1", "train.dtype=float32", "train.evaluate_every_epochs=10")
+SMALL = (
+    "model.name=tiny",
+    "train.threads=1",
+    "train.dtype=float32",
+    "train.evaluate_every_epochs=10",
+)
 """What all runs but the first have in common. Nothing is left to the tuner, which might choose otherwise for each."""
 DRAWS, DRAWN = 40, 60
 SHARES = numbered("right answers", 0, 100, range(0, 101, 20), " %")
@@ -36,22 +41,38 @@ SHARES = numbered("right answers", 0, 100, range(0, 101, 20), " %")
 
 def main() -> None:
     learning(trained("first-run"))
-    runs = [trained(f"pairs-{n}", *SMALL, f"data.train_pairs={n}", f"train.steps={STEPS}") for n in PAIRS]
+    runs = [
+        trained(f"pairs-{n}", *SMALL, f"data.train_pairs={n}", f"train.steps={STEPS}")
+        for n in PAIRS
+    ]
     accuracy = [100 * run.small_curve("accuracy").y[-1] for run in runs]
     lines = {"accuracy in training batches": accuracy, "held-out R@1": recalls(runs)}
     save(
-        "pairs", "Accuracy and recall by the number of pairs", over("pairs to learn from", PAIRS), joined(PAIRS, lines)
+        "pairs",
+        "Accuracy and recall by the number of pairs",
+        over("pairs to learn from", PAIRS),
+        joined(PAIRS, lines),
     )
-    runs = [trained(f"batch-{n}", *SMALL, f"train.batch_size={n}", f"train.steps={SEEN // n}") for n in BATCHES]
+    runs = [
+        trained(f"batch-{n}", *SMALL, f"train.batch_size={n}", f"train.steps={SEEN // n}")
+        for n in BATCHES
+    ]
     lines = {"held-out R@1": recalls(runs)}
-    save("batches", "Recall by the size of a batch", over("pairs in a batch", BATCHES), joined(BATCHES, lines))
+    save(
+        "batches",
+        "Recall by the size of a batch",
+        over("pairs in a batch", BATCHES),
+        joined(BATCHES, lines),
+    )
     draws("pairs-2500")
 
 
 def trained(name: str, *settings: str) -> RunView:
     if not (Path("runs") / name / "model").exists():
         changes = [part for setting in settings for part in ("--set", setting)]
-        subprocess.run([sys.executable, "-m", "lapclip", "train", "--name", name, *changes], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "lapclip", "train", "--name", name, *changes], check=True
+        )
     return view_of(find_run(name))
 
 
@@ -61,17 +82,29 @@ def recalls(runs: Sequence[RunView]) -> list[float]:
 
 def learning(run: RunView) -> None:
     """Loss of a whole run, as a share of that of guessing, beside accuracy and recall."""
-    loss, accuracy, recall = run.small_curve("loss"), run.small_curve("accuracy"), run.metric("t2i_r1")
+    loss, accuracy, recall = (
+        run.small_curve("loss"),
+        run.small_curve("accuracy"),
+        run.metric("t2i_r1"),
+    )
     phases = run.summary.phases()
     print("phases", {name: f"{value / sum(phases.values()):.1%}" for name, value in phases.items()})
     series = [
         dotless("loss, of that of guessing", loss.x, [100 * y / loss.y[0] for y in loss.y]),
         dotless("accuracy in training batches", accuracy.x, [100 * y for y in accuracy.y]),
-        Series("held-out R@1", [Point(x, 100 * y) for x, y in zip(recall.x, recall.y, strict=True)]),
+        Series(
+            "held-out R@1", [Point(x, 100 * y) for x, y in zip(recall.x, recall.y, strict=True)]
+        ),
     ]
     steps = range(0, int(loss.x[-1]) + 1, 100)
     y = numbered("share", 0, 105, range(0, 101, 20), " %")
-    save("learning", "Loss, accuracy and recall of a run", numbered("step", 0, loss.x[-1], steps), series, y)
+    save(
+        "learning",
+        "Loss, accuracy and recall of a run",
+        numbered("step", 0, loss.x[-1], steps),
+        series,
+        y,
+    )
 
 
 def draws(name: str) -> None:
@@ -80,7 +113,9 @@ def draws(name: str) -> None:
     model = find_model(request)
     embedder = load(model.path, "cpu")
     config, _ = choose_data(model, request)
-    images, texts, owner = embedder.encode_pairs(open_data(config, embedder.view, "val", "", None).pairs)
+    images, texts, owner = embedder.encode_pairs(
+        open_data(config, embedder.view, "val", "", None).pairs
+    )
     rank, _ = ranks(images, texts, owner)
     hits = np.array([(rank[owner == image] == 1).mean() for image in range(len(images))])
     random = np.random.default_rng(0)
@@ -91,9 +126,15 @@ def draws(name: str) -> None:
     print(f"draws: the first of {DRAWN} images says {low:.1f} to {high:.1f} %")
     series = [
         Series(
-            f"{DRAWN} of the images, drawn again and again", [Point(at, y) for at, y in enumerate(shares, 1)], False
+            f"{DRAWN} of the images, drawn again and again",
+            [Point(at, y) for at, y in enumerate(shares, 1)],
+            False,
         ),
-        Series("the first draw, with the interval that it alone tells", [Point(1, shares[0], low, high)], False),
+        Series(
+            "the first draw, with the interval that it alone tells",
+            [Point(1, shares[0], low, high)],
+            False,
+        ),
         dotless(f"all {len(hits)} images", [0, DRAWS + 1], [whole, whole]),
     ]
     y = numbered("R@1", 50, 100, range(50, 101, 10), " %")
@@ -111,7 +152,10 @@ def over(title: str, numbers: Sequence[float]) -> Axis:
 
 
 def joined(numbers: Sequence[float], lines: dict[str, list[float]]) -> list[Series]:
-    return [Series(name, [Point(*pair) for pair in zip(numbers, y, strict=True)]) for name, y in lines.items()]
+    return [
+        Series(name, [Point(*pair) for pair in zip(numbers, y, strict=True)])
+        for name, y in lines.items()
+    ]
 
 
 def dotless(name: str, x: Sequence[float], y: Sequence[float]) -> Series:

@@ -67,7 +67,12 @@ prints one object for scripts ([JSON](json.md)), and `--debug`, which shows the 
 
 def settings() -> str:
     """Every setting with its default and its meaning."""
-    lines = ["<!-- Made by docs/generate.py from src/lapclip/config.py; edit that. -->", "", "# Settings", ""]
+    lines = [
+        "<!-- Made by docs/generate.py from src/lapclip/config.py; edit that. -->",
+        "",
+        "# Settings",
+        "",
+    ]
     lines += [
         "Each can be set in a recipe file, or with `--set section.field=value`. A field name that only one section"
     ]
@@ -83,7 +88,11 @@ def settings() -> str:
         ]
         meanings = _meanings(kind)
         for field in dataclasses.fields(kind):
-            default = "as the named model has it" if field.default is dataclasses.MISSING else f"`{field.default}`"
+            default = (
+                "as the named model has it"
+                if field.default is dataclasses.MISSING
+                else f"`{field.default}`"
+            )
             lines.append(f"| `{section}.{field.name}` | {default} | {meanings[field.name]} |")
         lines.append("")
     return "\n".join(lines)
@@ -96,7 +105,9 @@ def _meanings(kind: type) -> dict[str, str]:
     found = {}
     for field, text in itertools.pairwise(definition.body):
         match field, text:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(meaning))
+            ):
                 found[name] = " ".join(meaning.split())
     return found
 
@@ -223,7 +234,17 @@ several.
 """
 
 
-FUNCTIONS = ("train", "resume", "open_run", "load", "evaluate", "search", "export", "tune", "connect")
+FUNCTIONS = (
+    "train",
+    "resume",
+    "open_run",
+    "load",
+    "evaluate",
+    "search",
+    "export",
+    "tune",
+    "connect",
+)
 TYPES = ("TrainingRun", "Encoder", "Embedder", "FolderSearch", "Found", "Evaluation", "Callback", "StopTraining",
          "Interrupted", "Client", "LapclipError")  # fmt: skip
 INSIDE = ("embed_pixels", "embed_tokens", "image_fingerprint", "summary", "description")
@@ -245,7 +266,9 @@ def python() -> str:
         for name in names:
             lines += _entry(found[name], name)
     about, _, table = (ast.get_docstring(_module("lapclip.parts")) or "").partition("\n\n    ")
-    return "\n".join([*lines, "## lapclip.parts\n", about, "", f"```\n{inspect.cleandoc(table)}\n```", ""])
+    return "\n".join(
+        [*lines, "## lapclip.parts\n", about, "", f"```\n{inspect.cleandoc(table)}\n```", ""]
+    )
 
 
 def _module(name: str) -> ast.Module:
@@ -261,14 +284,22 @@ def _entry(node: ast.FunctionDef | ast.ClassDef, name: str) -> list[str]:
         lines.append(f"```python\n{_signature(node, name)}\n```\n")
     lines += [*_sections(ast.get_docstring(node) or ""), ""]
     for part in node.body if isinstance(node, ast.ClassDef) else []:
-        if not isinstance(part, ast.FunctionDef) or part.name.startswith("_") or not ast.get_docstring(part):
+        if (
+            not isinstance(part, ast.FunctionDef)
+            or part.name.startswith("_")
+            or not ast.get_docstring(part)
+        ):
             continue
         if part.name in INSIDE:
             continue
         marks = {mark.id for mark in part.decorator_list if isinstance(mark, ast.Name)}
         if marks & {"property", "cached_property"}:
             returns = f": {ast.unparse(part.returns)}" if part.returns else ""
-            lines += [f"**`{part.name}{returns}`**\n", *_sections(ast.get_docstring(part) or ""), ""]
+            lines += [
+                f"**`{part.name}{returns}`**\n",
+                *_sections(ast.get_docstring(part) or ""),
+                "",
+            ]
         else:
             lines += [f"**`{part.name}`**\n", f"```python\n{_signature(part, part.name)}\n```\n"]
             lines += [*_sections(ast.get_docstring(part) or ""), ""]
@@ -279,8 +310,12 @@ def _signature(node: ast.FunctionDef, name: str) -> str:
     """A function as it is called, on one line or with a line for each argument."""
     given = node.args
     positional = [*given.posonlyargs, *given.args]
-    defaults: list[ast.expr | None] = [None] * (len(positional) - len(given.defaults)) + [*given.defaults]
-    texts = [_argument(*pair) for pair in zip(positional, defaults, strict=True) if pair[0].arg != "self"]
+    defaults: list[ast.expr | None] = [None] * (len(positional) - len(given.defaults)) + [
+        *given.defaults
+    ]
+    texts = [
+        _argument(*pair) for pair in zip(positional, defaults, strict=True) if pair[0].arg != "self"
+    ]
     if given.vararg:
         texts.append(f"*{_argument(given.vararg, None)}")
     if given.kwonlyargs:
@@ -290,7 +325,11 @@ def _signature(node: ast.FunctionDef, name: str) -> str:
         ]
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     whole = f"{name}({', '.join(texts)}){returns}"
-    return whole if len(whole) <= 100 else f"{name}(\n{''.join(f'    {text},{chr(10)}' for text in texts)}){returns}"
+    return (
+        whole
+        if len(whole) <= 100
+        else f"{name}(\n{''.join(f'    {text},{chr(10)}' for text in texts)}){returns}"
+    )
 
 
 def _argument(argument: ast.arg, default: ast.expr | None) -> str:
@@ -329,7 +368,11 @@ The words of these pages, of the messages and of the code, in the order of the a
 
 def glossary() -> str:
     """The words with their meanings, without the files that developers find them in."""
-    rows = re.findall(r"^\| (.+?) \| (.+?) \| .* \|$", (HERE.parent / "dev" / "GLOSSARY.md").read_text("utf-8"), re.M)
+    rows = re.findall(
+        r"^\| (.+?) \| (.+?) \| .* \|$",
+        (HERE.parent / "dev" / "GLOSSARY.md").read_text("utf-8"),
+        re.M,
+    )
     listed = [f"| {word} | {meaning} |" for word, meaning in rows if word != "word"]
     return GLOSSARY + "\n".join(sorted(listed, key=str.casefold)) + "\n"
 
@@ -339,7 +382,9 @@ def llms() -> str:
     site = (HERE.parent / "mkdocs.yml").read_text("utf-8")
     facts = dict(re.findall(r"^(site_\w+): (.+)$", site, re.M))
     lines = [f"# {facts['site_name']}", "", f"> {facts['site_description']}"]
-    for indent, title, page in re.findall(r"^( +)- (.+?):(?: (\w+\.md))?$", site[site.index("\nnav:") :], re.M):
+    for indent, title, page in re.findall(
+        r"^( +)- (.+?):(?: (\w+\.md))?$", site[site.index("\nnav:") :], re.M
+    ):
         lines += ["", f"## {title}", ""] if len(indent) == 2 else []
         lines += [f"- [{title}]({page}): {_purpose(page)}"] if page else []
     return "\n".join(lines) + "\n"
@@ -349,7 +394,9 @@ def _purpose(page: str) -> str:
     """The first sentence of a page that is no heading, comment, code, picture or table."""
     made = PAGES[page]() if page in PAGES else (HERE / page).read_text("utf-8")
     prose = re.sub(r"<!--.*?-->|^```.*?^```$", "", made, flags=re.S | re.M)
-    paragraph = next(text for text in prose.split("\n\n") if text.strip() and text.strip()[0] not in "#|!")
+    paragraph = next(
+        text for text in prose.split("\n\n") if text.strip() and text.strip()[0] not in "#|!"
+    )
     plain = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", " ".join(paragraph.split()))
     return re.split(r"(?<=\.)\s", plain)[0].rstrip(":")
 

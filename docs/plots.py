@@ -64,7 +64,15 @@ class Axis:
         return (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low))
 
 
-def numbered(title: str, low: float, high: float, ticks: Sequence[float], unit: str = "", *, log: bool = False) -> Axis:
+def numbered(
+    title: str,
+    low: float,
+    high: float,
+    ticks: Sequence[float],
+    unit: str = "",
+    *,
+    log: bool = False,
+) -> Axis:
     return Axis(title, low, high, [(tick, f"{tick:,g}{unit}") for tick in ticks], log)
 
 
@@ -80,7 +88,9 @@ def draw(about: str, x: Axis, y: Axis, series: Sequence[Series], *, tie: bool = 
         return floor - y.share(value) * (floor - TOP)
 
     def line(kind: str, x1: float, y1: float, x2: float, y2: float, more: str = "") -> str:
-        return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"{more}/>'
+        return (
+            f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"{more}/>'
+        )
 
     def words(text: str, at_x: float, at_y: float, anchor: str = "middle", more: str = "") -> str:
         return f'<text x="{at_x:.1f}" y="{at_y:.1f}" text-anchor="{anchor}"{more}>{html.escape(text)}</text>'
@@ -91,13 +101,24 @@ def draw(about: str, x: Axis, y: Axis, series: Sequence[Series], *, tie: bool = 
         f'<rect class="back" width="{WIDTH}" height="{HEIGHT + legend}"/>',
     ]
     for value, name in y.ticks:
-        parts += [line("grid", LEFT, up(value), WIDTH - RIGHT, up(value)), words(name, LEFT - 8, up(value) + 5, "end")]
+        parts += [
+            line("grid", LEFT, up(value), WIDTH - RIGHT, up(value)),
+            words(name, LEFT - 8, up(value) + 5, "end"),
+        ]
     for value, name in x.ticks:
-        parts += [line("axis", across(value), floor, across(value), floor + 5), words(name, across(value), floor + 22)]
+        parts += [
+            line("axis", across(value), floor, across(value), floor + 5),
+            words(name, across(value), floor + 22),
+        ]
     parts += [
         line("axis", LEFT, floor, WIDTH - RIGHT, floor),
         words(x.title, (LEFT + WIDTH - RIGHT) / 2, floor + 46),
-        words(y.title, 16, (TOP + floor) / 2, more=f' transform="rotate(-90 16 {(TOP + floor) / 2:.1f})"'),
+        words(
+            y.title,
+            16,
+            (TOP + floor) / 2,
+            more=f' transform="rotate(-90 16 {(TOP + floor) / 2:.1f})"',
+        ),
     ]
     if tie:
         low, high = max(x.low, y.low), min(x.high, y.high)
@@ -107,7 +128,9 @@ def draw(about: str, x: Axis, y: Axis, series: Sequence[Series], *, tie: bool = 
         stroke = f' stroke="{colour}" stroke-width="2"'
         spots = [(across(point.x), up(point.y)) for point in one.points]
         if one.joined:
-            parts.append(f'<polyline fill="none"{stroke} points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in spots)}"/>')
+            parts.append(
+                f'<polyline fill="none"{stroke} points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in spots)}"/>'
+            )
         for point, (a, b) in zip(one.points, spots, strict=True):
             if point.low is not None and point.high is not None:
                 parts.append(line("range", a, up(point.low), a, up(point.high), stroke))
@@ -123,7 +146,9 @@ def table(page: str, heading: str) -> list[list[str]]:
     """The cells of the table on a page whose head begins so, row by row."""
     lines = (HERE / page).read_text(encoding="utf-8").splitlines()
     heads = [at for at, line in enumerate(lines) if line.startswith(heading)]
-    assert heads, f"docs/{page} has no table that begins with {heading!r}, which docs/plots.py draws"
+    assert heads, (
+        f"docs/{page} has no table that begins with {heading!r}, which docs/plots.py draws"
+    )
     rows = []
     for line in lines[heads[0] + 2 :]:
         if not line.startswith("|"):
@@ -158,7 +183,10 @@ def how_hard() -> str:
     (head,) = (line for line in lines if line.startswith("| photos to choose from"))
     photos = [value(cell) for cell in head.strip("|").split("|")[1:]]
     series = [
-        Series(row[0].replace("`", ""), [Point(x, value(cell)) for x, cell in zip(photos, row[1:], strict=True)])
+        Series(
+            row[0].replace("`", ""),
+            [Point(x, value(cell)) for x, cell in zip(photos, row[1:], strict=True)],
+        )
         for row in table("intervals.md", "| photos to choose from")
     ]
     x = numbered("photos to choose from", min(photos) * 0.8, max(photos) * 1.25, photos, log=True)
@@ -175,7 +203,9 @@ def probed_and_trained() -> str:
     for at, row in enumerate(rows):
         low, high = (float(number) for number in re.findall(r"[\d.]+", row[3])[1:3])
         trained.append(Point(at + 0.08, value(row[3]), low, high))
-    x = Axis("image and text tower", -0.5, len(rows) - 0.5, [(at, row[0]) for at, row in enumerate(rows)])
+    x = Axis(
+        "image and text tower", -0.5, len(rows) - 0.5, [(at, row[0]) for at, row in enumerate(rows)]
+    )
     y = numbered("text-to-image R@1 of 1,000", 20, 32, range(20, 33, 2), " %")
     series = [
         Series("predicted by lapclip probe", predicted, False),
@@ -189,9 +219,12 @@ def predicted_steps() -> str:
     rows = table("together.md", "| | predicted | true |")
     by_model: dict[str, list[Point]] = {}
     for name, predicted, true in rows:
-        by_model.setdefault(name.split(",")[0].replace("`", ""), []).append(Point(value(predicted), value(true)))
+        by_model.setdefault(name.split(",")[0].replace("`", ""), []).append(
+            Point(value(predicted), value(true))
+        )
     x, y = (
-        numbered(title, 0.1, 100, (0.1, 1, 10, 100), " s", log=True) for title in ("predicted step", "measured step")
+        numbered(title, 0.1, 100, (0.1, 1, 10, 100), " s", log=True)
+        for title in ("predicted step", "measured step")
     )
     series = [Series(name, points, False) for name, points in by_model.items()]
     return draw("Steps of two computers, predicted and measured", x, y, series, tie=True)

@@ -41,7 +41,11 @@ FRAMES, FRAME_MS = 30, 400
 def learning(name: str, browser: Browser) -> None:
     """The page while a run learns, from its first step to its end."""
     # Scored after every epoch, so that there is something to see early on.
-    settings = ["--set", "train.evaluate_every_epochs=1", *(f"--ask={caption}" for caption in ASKED)]
+    settings = [
+        "--set",
+        "train.evaluate_every_epochs=1",
+        *(f"--ask={caption}" for caption in ASKED),
+    ]
     train = [sys.executable, "-m", "lapclip", "train", "--name", name, *settings]
     run = subprocess.Popen(train, stdout=subprocess.DEVNULL)
     server = subprocess.Popen(watch_command(name), stdout=subprocess.PIPE)
@@ -60,10 +64,19 @@ def learning(name: str, browser: Browser) -> None:
         server.terminate()
         server.wait()
     chosen = [taken[round(at * (len(taken) - 1) / (FRAMES - 1))] for at in range(FRAMES)]
-    frames = [Image.open(io.BytesIO(one)).convert("RGB").resize((885, 720), Image.Resampling.LANCZOS) for one in chosen]
+    frames = [
+        Image.open(io.BytesIO(one)).convert("RGB").resize((885, 720), Image.Resampling.LANCZOS)
+        for one in chosen
+    ]
     times = [FRAME_MS] * (FRAMES - 1) + [10 * FRAME_MS]
     frames[0].save(
-        DOCS / "learning.webp", save_all=True, append_images=frames[1:], duration=times, loop=0, quality=70, method=6
+        DOCS / "learning.webp",
+        save_all=True,
+        append_images=frames[1:],
+        duration=times,
+        loop=0,
+        quality=70,
+        method=6,
     )
 
 
@@ -96,7 +109,9 @@ def search(name: str, browser: Browser) -> None:
         folder = Path(place) / "pictures"
         folder.mkdir()
         for number, scene in enumerate(split_scenes(600, seed=2)["train"]):
-            Image.fromarray(draw(scene, 360, number)).save(folder / f"{describe(scene, Random(number))} {number}.jpg")
+            Image.fromarray(draw(scene, 360, number)).save(
+                folder / f"{describe(scene, Random(number))} {number}.jpg"
+            )
         command = [
             sys.executable,
             "-m",
@@ -132,8 +147,14 @@ def terminal(name: str, browser: Browser) -> None:
     """The whole image in a window of 100 columns."""
     watching = WatchedRuns([name], wait=False)
     watching.refresh()
-    console = Console(record=True, width=100, force_terminal=True, color_system="truecolor", file=io.StringIO())
-    console.print(screen.draw(watching.views, 0, Canvas.of(console, 100), lambda command: f"lapclip {command}"))
+    console = Console(
+        record=True, width=100, force_terminal=True, color_system="truecolor", file=io.StringIO()
+    )
+    console.print(
+        screen.draw(
+            watching.views, 0, Canvas.of(console, 100), lambda command: f"lapclip {command}"
+        )
+    )
     shown = browser.new_page(viewport={"width": 1240, "height": 900})
     shown.set_content(console.export_svg(title=f"lapclip watch {name}"))
     shown.locator("svg").screenshot(path=DOCS / "watch-terminal.png", omit_background=True)
@@ -141,7 +162,9 @@ def terminal(name: str, browser: Browser) -> None:
 
 if __name__ == "__main__":
     with sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        chromium = driver.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         if not Path("runs", sys.argv[1]).exists():
             learning(sys.argv[1], chromium)
         page(sys.argv[1], chromium)

@@ -27,7 +27,12 @@ from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import UNTRUSTED
 from lapclip.machine.gpus import Mps
 
-MAY_MIX = ("copy_", "_to_copy", "_foreach_copy_", "_scaled_dot_product_flash_attention_for_cpu_backward")
+MAY_MIX = (
+    "copy_",
+    "_to_copy",
+    "_foreach_copy_",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+)
 """Operations whose business is to change the dtype, and a kernel of the CPU's own that keeps its sums in float32."""
 
 

@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
+    None,
+)
 MISSING = (
     "no chromium here; Debian's: apt-get install chromium"
     if BROWSER is None
@@ -43,7 +46,10 @@ class Look:
     def __init__(self, context: Any) -> None:
         self.context, self.page, self.wrong = context, context.new_page(), list[str]()
         self.page.set_default_timeout(60_000)
-        self.page.on("console", lambda message: self._tell(message) if message.type in ("error", "warning") else None)
+        self.page.on(
+            "console",
+            lambda message: self._tell(message) if message.type in ("error", "warning") else None,
+        )
         self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
         self.page.on("request", self._check)
         self.requests: list[str] = []
@@ -82,9 +88,13 @@ class Look:
     def drawn(self, chart: str) -> None:
         """Wait until a chart holds what it is made of: curves, or the image of a heat map."""
         self.page.locator(f"#{chart}").scroll_into_view_if_needed()
-        self.page.locator(f"#{chart}").locator("path.js-line, image").first.wait_for(state="attached")
+        self.page.locator(f"#{chart}").locator("path.js-line, image").first.wait_for(
+            state="attached"
+        )
 
     @property
     def overflow(self) -> int:
         """By how many pixels the page is wider than the screen."""
-        return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        return self.page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )

@@ -147,7 +147,9 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     from lapclip.data.sources.files import FILES
 
     read, reads = FILES.read_table, []
-    monkeypatch.setattr(FILES, "read_table", lambda config: reads.append(config.source) or read(config))
+    monkeypatch.setattr(
+        FILES, "read_table", lambda config: reads.append(config.source) or read(config)
+    )
     return reads
 
 
@@ -164,11 +166,17 @@ def lapclip(*arguments: str) -> subprocess.CompletedProcess[str]:
     from lapclip.cli import main
 
     output, errors = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as end:
+    with (
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+        pytest.raises(SystemExit) as end,
+    ):
         main(list(arguments))
     status = end.value.code or 0
     assert isinstance(status, int)
-    return subprocess.CompletedProcess(list(arguments), status, output.getvalue(), errors.getvalue())
+    return subprocess.CompletedProcess(
+        list(arguments), status, output.getvalue(), errors.getvalue()
+    )
 
 
 def lapclip_process(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:

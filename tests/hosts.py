@@ -36,7 +36,9 @@ LEAST_BURST = 1 << 18
 QUEUE = "200ms"
 """What a limited link holds back before it drops packets, as a switch does."""
 # A name and a table of names for the host, which every process on it sees; then the command itself, under the same pid.
-ENTER = 'echo "$0" > /proc/sys/kernel/hostname && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+ENTER = (
+    'echo "$0" > /proc/sys/kernel/hostname && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+)
 
 
 @cache
@@ -52,7 +54,11 @@ def missing() -> str:
         with Hosts(1) as hosts:
             done = hosts.start(0, ["true"], stderr=subprocess.PIPE)
             said = done.communicate(timeout=20)[1]
-            return f"no process can be started in a network namespace here: {said.strip()}" if done.returncode else ""
+            return (
+                f"no process can be started in a network namespace here: {said.strip()}"
+                if done.returncode
+                else ""
+            )
     except OSError as error:
         return f"network namespaces cannot be made here: {error}"
 
@@ -83,7 +89,10 @@ class Hosts:
         _run("ip", "netns", "add", self._switch)
         _run("ip", "-n", self._switch, "link", "add", BRIDGE, "type", "bridge")
         _run("ip", "-n", self._switch, "link", "set", BRIDGE, "up")
-        names = ["127.0.0.1 localhost", *(f"{self.address(host)} {self.name(host)}" for host in range(self.count))]
+        names = [
+            "127.0.0.1 localhost",
+            *(f"{self.address(host)} {self.name(host)}" for host in range(self.count)),
+        ]
         self._folder.mkdir(parents=True, exist_ok=True)
         self._names.write_text("\n".join(names) + "\n")
         for host in range(self.count):
@@ -145,8 +154,28 @@ class Hosts:
                     _run("tc", "-n", space, "qdisc", "delete", "dev", device, "root")
                 if bits_a_second:
                     burst = max(LEAST_BURST, int(bits_a_second / 8 / 250))
-                    shaped = ["tbf", "rate", f"{int(bits_a_second)}bit", "burst", str(burst), "latency", QUEUE]
-                    _run("tc", "-n", space, "qdisc", "add", "dev", device, "root", "handle", "1:", *shaped)
+                    shaped = [
+                        "tbf",
+                        "rate",
+                        f"{int(bits_a_second)}bit",
+                        "burst",
+                        str(burst),
+                        "latency",
+                        QUEUE,
+                    ]
+                    _run(
+                        "tc",
+                        "-n",
+                        space,
+                        "qdisc",
+                        "add",
+                        "dev",
+                        device,
+                        "root",
+                        "handle",
+                        "1:",
+                        *shaped,
+                    )
             if delay_seconds:
                 where = ["parent", "1:1"] if bits_a_second else ["root"]
                 later = ["netem", "delay", f"{delay_seconds * 1e6:.0f}us"]
@@ -175,7 +204,17 @@ class Hosts:
         """Start a command on a host, in its folder and on its core: each host has one, while there are enough."""
         cores = sorted(_cores())
         pinned = ["taskset", "-c", str(cores[host % len(cores)] if core is None else core)]
-        enter = ["ip", "netns", "exec", self._namespace(host), "unshare", "--uts", "sh", "-c", ENTER]
+        enter = [
+            "ip",
+            "netns",
+            "exec",
+            self._namespace(host),
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            ENTER,
+        ]
         process = subprocess.Popen(
             [*enter, self.name(host), str(self._names), *pinned, *command],
             cwd=folder or self.folder(host),
@@ -200,14 +239,18 @@ class Hosts:
 
     def processes(self, host: int) -> list[int]:
         """The numbers of all processes on a host."""
-        return [int(number) for number in _run("ip", "netns", "pids", self._namespace(host)).split()]
+        return [
+            int(number) for number in _run("ip", "netns", "pids", self._namespace(host)).split()
+        ]
 
     def kill(self, host: int, *, silently: bool = False) -> None:
         """End every process of a host at once. The system still closes their connections, unless the host goes
         silently, as one whose power fails: then its link stays down."""
         if silently:
             self.take_down(host)
-        while found := self.processes(host):  # again, because one may have started another meanwhile
+        while found := self.processes(
+            host
+        ):  # again, because one may have started another meanwhile
             for number in found:
                 with suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
@@ -216,18 +259,42 @@ class Hosts:
     # Lines of torchrun
 
     def torchrun(
-        self, host: int, arguments: Iterable[str], *, count: int | None = None, python: str = sys.executable
+        self,
+        host: int,
+        arguments: Iterable[str],
+        *,
+        count: int | None = None,
+        python: str = sys.executable,
     ) -> list[str]:
         """What is typed on a host so that it and the others, `count` in all, run a script, or `-m` and a module."""
         where = [f"--node-rank={host}", f"--master-addr={self.address(0)}", f"--master-port={PORT}"]
-        return [python, *TORCHRUN, f"--nnodes={count or self.count}", "--nproc-per-node=1", *where, *arguments]
+        return [
+            python,
+            *TORCHRUN,
+            f"--nnodes={count or self.count}",
+            "--nproc-per-node=1",
+            *where,
+            *arguments,
+        ]
 
     def elastic_torchrun(self, host: int, arguments: Iterable[str], name: str) -> list[str]:
         """The same for hosts that come and go: one is enough, and the first keeps the rendezvous. Wants `ELASTIC`."""
         settings = f"is_host={int(host == 0)},last_call_timeout=3"  # how long those that are there wait for others
-        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={self.address(0)}:{PORT}", f"--rdzv-conf={settings}"]
+        meeting = [
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={self.address(0)}:{PORT}",
+            f"--rdzv-conf={settings}",
+        ]
         own = [f"--local-addr={self.address(host)}", f"--rdzv-id={name}", "--max-restarts=100"]
-        return [sys.executable, *TORCHRUN, f"--nnodes=1:{self.count}", "--nproc-per-node=1", *meeting, *own, *arguments]
+        return [
+            sys.executable,
+            *TORCHRUN,
+            f"--nnodes=1:{self.count}",
+            "--nproc-per-node=1",
+            *meeting,
+            *own,
+            *arguments,
+        ]
 
 
 def _cores() -> set[int]:
@@ -251,5 +318,7 @@ def _remove_abandoned() -> None:
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise OSError(f"{' '.join(command)}: {done.stderr.strip() or f'exit status {done.returncode}'}")
+        raise OSError(
+            f"{' '.join(command)}: {done.stderr.strip() or f'exit status {done.returncode}'}"
+        )
     return done.stdout

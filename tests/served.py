@@ -19,7 +19,12 @@ class Served:
         self.process, self.address = process, address
         found = re.fullmatch(r"http://([^/]+):(\d+)/\?token=([^#]+)(?:#(.+))?", address)
         assert found, address
-        self.host, self.port, self.token, self.fragment = found[1], int(found[2]), found[3], found[4]
+        self.host, self.port, self.token, self.fragment = (
+            found[1],
+            int(found[2]),
+            found[3],
+            found[4],
+        )
 
     def ask(self, path: str, body: bytes | None = None, **headers: str) -> http.client.HTTPResponse:
         """The answer to exactly this path: nothing tidies it up on the way. With a body it is sent there. Whoever asks

@@ -23,7 +23,11 @@ def train_small(*settings: str, name: str = "run", **options) -> Outcome:
 
 
 def events(kind: str, name: str = "run") -> list[dict]:
-    return [event for event in read_events(Path("runs") / name / "events.jsonl") if event["type"] == kind]
+    return [
+        event
+        for event in read_events(Path("runs") / name / "events.jsonl")
+        if event["type"] == kind
+    ]
 
 
 def losses(name: str = "run") -> dict[int, float]:
@@ -46,10 +50,16 @@ def photos(folder: Path, count: int = 40) -> Path:
     folder.mkdir()
     draw = np.random.default_rng(0)
     for at in range(count):
-        name, colour = [("red", (220, 30, 30)), ("green", (30, 200, 30)), ("blue", (30, 30, 220))][at % 3]
+        name, colour = [("red", (220, 30, 30)), ("green", (30, 200, 30)), ("blue", (30, 30, 220))][
+            at % 3
+        ]
         noise = draw.integers(0, 30, (40 + at, 60, 3))
-        Image.fromarray(np.clip(noise + colour, 0, 255).astype(np.uint8)).save(folder / f"{at:03}.png")
-        (folder / f"{at:03}.txt").write_text(f"a {name} wall number {at}\n{name} paint, {at}\n", encoding="utf-8")
+        Image.fromarray(np.clip(noise + colour, 0, 255).astype(np.uint8)).save(
+            folder / f"{at:03}.png"
+        )
+        (folder / f"{at:03}.txt").write_text(
+            f"a {name} wall number {at}\n{name} paint, {at}\n", encoding="utf-8"
+        )
     return folder
 
 
@@ -61,8 +71,12 @@ def write_photos(folder: Path, splits: list[str]) -> Path:
         writer = csv.writer(file)
         writer.writerow(["filepath", "caption", "split"])
         for at, split in enumerate(splits):
-            Image.fromarray(draw.integers(0, 256, (70, 90, 3), dtype=np.uint8)).save(folder / f"{at}.png")
-            writer.writerows([f"{at}.png", f"{words} number {at}", split] for words in ("a thing", "the thing"))
+            Image.fromarray(draw.integers(0, 256, (70, 90, 3), dtype=np.uint8)).save(
+                folder / f"{at}.png"
+            )
+            writer.writerows(
+                [f"{at}.png", f"{words} number {at}", split] for words in ("a thing", "the thing")
+            )
     return folder
 
 
@@ -70,12 +84,16 @@ def write_tars(folder: Path, files: int, each: int, held_out: int = 8) -> Path:
     """Images with captions in so many tar files for training, and one to be scored on."""
     folder.mkdir()
     draw = np.random.default_rng(0)
-    counts = {f"photos-train-{at:05}.tar": each for at in range(files)} | {"photos-val-00000.tar": held_out}
+    counts = {f"photos-train-{at:05}.tar": each for at in range(files)} | {
+        "photos-val-00000.tar": held_out
+    }
     for name, count in counts.items():
         with tarfile.open(folder / name, "w") as tar:
             for at in range(count):
                 image = io.BytesIO()
-                Image.fromarray(draw.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(image, "PNG")
+                Image.fromarray(draw.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(
+                    image, "PNG"
+                )
                 caption = f"{'very ' * (at % 4)}small number {at} of {name[7:-4]}"
                 for ending, content in (("png", image.getvalue()), ("txt", caption.encode())):
                     member = tarfile.TarInfo(f"{at:04}.{ending}")
@@ -90,5 +108,7 @@ def write_classes(folder: Path, each: int) -> Path:
     for name in ("red_cat", "owl"):
         (folder / name).mkdir(parents=True)
         for at in range(each):
-            Image.fromarray(draw.integers(0, 256, (70, 90, 3), dtype=np.uint8)).save(folder / name / f"{at}.png")
+            Image.fromarray(draw.integers(0, 256, (70, 90, 3), dtype=np.uint8)).save(
+                folder / name / f"{at}.png"
+            )
     return folder

@@ -24,5 +24,7 @@ def check_command(words: Sequence[str]) -> None:
     """Raise unless the command line takes these words, and the recipe and the settings they name exist."""
     app.parse_args(list(words), exit_on_error=False, print_error=False)
     settings = [after for word, after in itertools.pairwise(words) if word == "--set"]
-    recipes = [read_recipe(after) for word, after in itertools.pairwise(words) if word == "--recipe"]
+    recipes = [
+        read_recipe(after) for word, after in itertools.pairwise(words) if word == "--recipe"
+    ]
     build_config([*recipes, parse_settings(settings)], SHAPES)

@@ -33,7 +33,13 @@ OFF = Stopwatch(MAC.synchronise, on=False)
 def train(**settings) -> list[float]:
     """Losses of a few steps as a Mac would take them."""
     config = TrainConfig(
-        **{"linear": "torch", "image_attention": "fused", "text_attention": "fused", "steps": 4, **settings}
+        **{
+            "linear": "torch",
+            "image_attention": "fused",
+            "text_attention": "fused",
+            "steps": 4,
+            **settings,
+        }
     )
     step = make_step(CLIP(SHAPES["tiny"], seed=1), config, MAC)
     return [step(batch_of(), number, 1e-3, OFF)().loss for number in range(1, 4)]
@@ -46,7 +52,14 @@ def train(**settings) -> list[float]:
         {},
         {"micro_batch": 3},
         {"image_attention": "products", "text_attention": "products"},
-        {"micro_batch": 4, "recompute": True, "patch_dropout": 0.5, "crop": 0.5, "flip": 0.5, "cheap_size": 16},
+        {
+            "micro_batch": 4,
+            "recompute": True,
+            "patch_dropout": 0.5,
+            "crop": 0.5,
+            "flip": 0.5,
+            "cheap_size": 16,
+        },
     ],
     ids=["plain", "micro-batches", "products", "everything"],
 )
@@ -64,13 +77,19 @@ def embedder() -> tuple[Embedder, Pairs]:
     tokenizer = CharacterTokenizer("abcdefghijklmnopqrstuvwxyz. ,0123")
     shape = SHAPES["tiny"]
     assert tokenizer.vocabulary <= shape.vocabulary + 3
-    model = CLIP(SHAPES["tiny"].__class__(**{**vars(shape), "vocabulary": tokenizer.vocabulary}), seed=1)
-    pixels = np.random.default_rng(0).integers(0, 256, (20, shape.image_size, shape.image_size, 3), dtype=np.uint8)
+    model = CLIP(
+        SHAPES["tiny"].__class__(**{**vars(shape), "vocabulary": tokenizer.vocabulary}), seed=1
+    )
+    pixels = np.random.default_rng(0).integers(
+        0, 256, (20, shape.image_size, shape.image_size, 3), dtype=np.uint8
+    )
     captions = [(f"a thing {'and more ' * (at % 5)}{at}", "another") for at in range(20)]
     return Embedder(model.eval(), tokenizer, MAC), Pairs(pixels, captions)
 
 
-def test_evaluation_and_encoding_do_nothing_that_apple_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_evaluation_and_encoding_do_nothing_that_apple_refuses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     model, pairs = embedder()
     Image.new("RGB", (50, 40), "red").save(tmp_path / "red.png")
     expected = model.encode_text(["a thing"])
@@ -86,8 +105,12 @@ def half(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.float16)
 
 
-def attend(part: torch.Tensor, value: torch.Tensor | None = None, *, causal: bool = False) -> torch.Tensor:
-    return F.scaled_dot_product_attention(part, part, part if value is None else value, is_causal=causal)
+def attend(
+    part: torch.Tensor, value: torch.Tensor | None = None, *, causal: bool = False
+) -> torch.Tensor:
+    return F.scaled_dot_product_attention(
+        part, part, part if value is None else value, is_causal=causal
+    )
 
 
 OFFENCES = {
@@ -98,7 +121,9 @@ OFFENCES = {
     "mixed list": lambda: torch._foreach_add_([torch.ones(3)], [half(3)]),  # pyright: ignore[reportPrivateImportUsage]
     "mixed norm": lambda: F.layer_norm(half(2, 4), (4,), torch.ones(4), torch.zeros(4)),
     "permuted attention": lambda: attend(torch.ones(1, 4, 2, 8).transpose(1, 2)),
-    "one permuted part": lambda: attend(torch.ones(1, 2, 4, 8), torch.ones(1, 4, 2, 8).transpose(1, 2)),
+    "one permuted part": lambda: attend(
+        torch.ones(1, 2, 4, 8), torch.ones(1, 4, 2, 8).transpose(1, 2)
+    ),
     "causal half": lambda: attend(half(1, 2, 4, 8), causal=True),
     "odd captions": lambda: F.embedding(torch.zeros(2, 13, dtype=torch.long), torch.ones(5, 4)),
     "long captions": lambda: F.embedding(torch.zeros(2, 80, dtype=torch.long), torch.ones(5, 4)),
@@ -111,7 +136,9 @@ INNOCENT = {
     "attention": lambda: attend(half(1, 2, 4, 8)),
     "causal float32": lambda: attend(torch.ones(1, 2, 4, 8), causal=True),
     "captions": lambda: F.embedding(torch.zeros(2, 16, dtype=torch.long), torch.ones(5, 4)),
-    "captions of the whole context": lambda: F.embedding(torch.zeros(2, 77, dtype=torch.long), torch.ones(5, 4)),
+    "captions of the whole context": lambda: F.embedding(
+        torch.zeros(2, 77, dtype=torch.long), torch.ones(5, 4)
+    ),
 }
 
 
@@ -146,7 +173,9 @@ def test_the_stand_in_looks_at_the_backward_pass(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("undone", ["permuted attention", "causal attention", "norms"])
-def test_without_the_guards_of_devices_a_step_is_refused(undone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_guards_of_devices_a_step_is_refused(
+    undone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with apple(monkeypatch), monkeypatch.context() as patch:
         if undone == "norms":
             patch.setattr(Cpu, "norms_mixed_dtypes", True)

@@ -20,7 +20,10 @@ def test_every_recipe_is_valid_and_opens_with_its_command(recipe: str) -> None:
 
     first = (RECIPES / f"{recipe}.toml").read_text().splitlines()[0]
     assert first.startswith("# lapclip train")
-    assert f"--recipe {recipe}" in first or recipe in ("first-run", "photos")  # those are chosen by themselves
+    assert f"--recipe {recipe}" in first or recipe in (
+        "first-run",
+        "photos",
+    )  # those are chosen by themselves
 
 
 def test_the_seed_recipe_is_the_published_one() -> None:
@@ -28,7 +31,12 @@ def test_the_seed_recipe_is_the_published_one() -> None:
     assert config.model == SHAPES["seed"]
     assert config.data.train_pairs == 216
     train = config.train
-    assert (train.batch_size, train.learning_rate, train.weight_decay, train.epochs) == (12, 3e-4, 0.01, 15)
+    assert (train.batch_size, train.learning_rate, train.weight_decay, train.epochs) == (
+        12,
+        3e-4,
+        0.01,
+        15,
+    )
     assert train.checkpoint_every_epochs == 5
     gpu = config_of(recipe="seed-gpu")
     assert (gpu.train.batch_size, gpu.train.device) == (16, "accelerator")
@@ -66,7 +74,10 @@ def test_a_unique_field_may_stand_alone() -> None:
         ("train.learning_rate=nan", r"must be a finite number"),
         ("data.source=/photos/\udcff", r"data\.source holds bytes that are no text"),
         ("train.patch_dropout=2", r"must be at most 0\.95"),
-        ("train.dtype=float23", r"cannot be 'float23'; it is one of auto, float32, bfloat16, float16"),
+        (
+            "train.dtype=float23",
+            r"cannot be 'float23'; it is one of auto, float32, bfloat16, float16",
+        ),
         ("train.threads=fast", r"cannot be 'fast'"),
         ("train.threads=0", r"must be at least 1"),
         ("train.steps", r"has no value"),
@@ -92,7 +103,10 @@ def test_a_recipe_file_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[train]\nbatch = 9\n", r"mine\.toml: unknown field train\.batch\. Did you mean batch_size"),
+        (
+            "[train]\nbatch = 9\n",
+            r"mine\.toml: unknown field train\.batch\. Did you mean batch_size",
+        ),
         ("[trian]\nsteps = 9\n", r"mine\.toml: unknown section trian\. Did you mean train"),
         ("train = 9\n", r"mine\.toml: train is a section"),
         ("[train\n", r"mine\.toml is not readable as TOML"),

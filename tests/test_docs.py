@@ -27,14 +27,21 @@ SITE = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 def prose(page: Path) -> str:
     """A page without its blocks of code, and without code in its lines."""
-    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(
+        r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
     return re.sub(r"`[^`\n]+`", "`code`", text)
 
 
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them, and the site with its slugify."""
-    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    titles = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
+    text = re.sub(
+        r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    titles = [
+        re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)
+        for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    ]
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
@@ -55,7 +62,9 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_the_readme_comes_to_the_point() -> None:
-    before, tour, _ = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## A tour of the code\n")
+    before, tour, _ = (
+        (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## A tour of the code\n")
+    )
     assert tour
     assert len(before.split()) <= 760
 
@@ -65,7 +74,9 @@ def test_a_page_begins_with_its_title_and_says_what_it_is_for(page: str) -> None
     text = re.sub(r"<!--.*?-->", "", prose(ROOT / page), flags=re.DOTALL).strip()
     title, _, rest = text.partition("\n")
     assert title.startswith("# ")
-    assert re.search(r"^[\w*`\"\[(].{20}", rest.split("\n## ")[0], re.MULTILINE), "no sentence before the first section"
+    assert re.search(r"^[\w*`\"\[(].{20}", rest.split("\n## ")[0], re.MULTILINE), (
+        "no sentence before the first section"
+    )
 
 
 @pytest.mark.slow
@@ -73,14 +84,19 @@ def test_the_site_builds_without_a_warning_and_asks_no_other_computer(tmp_path: 
     shutil.copytree(DOCS, tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     built = subprocess.run(
-        [Path(sys.executable).with_name("zensical"), "build", "--strict"], cwd=tmp_path, capture_output=True, text=True
+        [Path(sys.executable).with_name("zensical"), "build", "--strict"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert built.returncode == 0, built.stdout + built.stderr
     checked = subprocess.run(
         [sys.executable, DOCS / "check_site.py", tmp_path / "site"], capture_output=True, text=True
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert {path.stem for path in DOCS.glob("*.md")} <= {path.stem for path in (tmp_path / "site").glob("*.html")}
+    assert {path.stem for path in DOCS.glob("*.md")} <= {
+        path.stem for path in (tmp_path / "site").glob("*.html")
+    }
 
 
 class Promise(NamedTuple):
@@ -95,14 +111,24 @@ class Promise(NamedTuple):
 def promises() -> dict[str, Promise]:
     """The rows of docs/json.md by command. What holds for data with classes only is under its own key."""
     found: dict[str, Promise] = {}
-    rows = re.findall(r"^\| (`.+?) \| (.+) \|$", (DOCS / "json.md").read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (`.+?) \| (.+) \|$", (DOCS / "json.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     for commands, text in rows:
         plain = re.sub(r"\([^()]*\)", "", re.sub(r"\[[^]]*\]\([^)]*\)", "", text))
         for command in re.findall(r"`([a-z -]+?)(?: [A-Z]+)?`", commands):
             for clause in plain.split(";"):
-                key = f"{command} with classes" if clause.strip().startswith("for classes") else command
+                key = (
+                    f"{command} with classes"
+                    if clause.strip().startswith("for classes")
+                    else command
+                )
                 promise = found.setdefault(key, Promise(set(), []))
-                before, joint, after = [*re.split(r"(,? each with|:| with) ", clause, maxsplit=1), "", ""][:3]
+                before, joint, after = [
+                    *re.split(r"(,? each with|:| with) ", clause, maxsplit=1),
+                    "",
+                    "",
+                ][:3]
                 names, inside = (re.findall(r"`(\w+)`", part) for part in (before, after))
                 promise.names.update(names or inside)
                 if names and inside:
@@ -127,7 +153,14 @@ CHEAP = {
     "doctor": ["doctor", "mine"],
     "machine": ["machine"],
     "claims": ["claims", "--only", "19", "28"],
-    "data check": ["data", "check", "photos", "--recipe", "first-run", *set_flags("model.name=tiny")],
+    "data check": [
+        "data",
+        "check",
+        "photos",
+        "--recipe",
+        "first-run",
+        *set_flags("model.name=tiny"),
+    ],
     "report": ["report", "mine"],
     "search": ["search", "photos", "a red wall", "--model", "mine"],
     "embed": ["embed", "photos", "--model", "mine", "--out", "vectors.npz"],
@@ -183,7 +216,9 @@ def test_json_objects_of_commands_that_take_a_while(command: str, with_a_run: Pa
     if command == "resume":
         train_small(name="stopped", callbacks=stop_after(4, "stopped"))
     if command == "gained":
-        kept = [setting for setting in SMALL if not setting.startswith(("model.", "data.tokenizer"))]
+        kept = [
+            setting for setting in SMALL if not setting.startswith(("model.", "data.tokenizer"))
+        ]
         done = lapclip("train", "--from", "mine", "--name", "tuned", *set_flags(*kept))
         assert done.returncode == 0, done.stderr
     done = lapclip(*DEAR[command], "--json")
@@ -192,17 +227,23 @@ def test_json_objects_of_commands_that_take_a_while(command: str, with_a_run: Pa
 
 
 def test_the_canary_makes_as_many_checks_as_the_page_says() -> None:
-    made = {name: len(list(checks(torch.device("cpu"), getattr(torch, name)))) for name in PRECISIONS}
+    made = {
+        name: len(list(checks(torch.device("cpu"), getattr(torch, name)))) for name in PRECISIONS
+    }
     text = " ".join((DOCS / "machine.md").read_text(encoding="utf-8").split())
     full, half = made["float32"], made["bfloat16"]
     assert made["float16"] == half
     assert f"{full} checks in float32 and {half} in each half precision" in text
     assert f"{full + half} in all" in text
     assert f"all {full + 2 * half}" in text
-    assert f"{full} checks in float32 and {half} in float16" in (DOCS / "platforms.md").read_text(encoding="utf-8")
+    assert f"{full} checks in float32 and {half} in float16" in (DOCS / "platforms.md").read_text(
+        encoding="utf-8"
+    )
 
 
-@pytest.mark.parametrize("page", [*PAGES, "dev/CONTRIBUTING.md", "deploy/README.md", "examples/first_run.ipynb"])
+@pytest.mark.parametrize(
+    "page", [*PAGES, "dev/CONTRIBUTING.md", "deploy/README.md", "examples/first_run.ipynb"]
+)
 def test_extras_are_in_double_quotes_which_every_shell_takes(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert not re.search(r"'(?:[\w./-]*lapclip|\.)\[", text)

@@ -39,12 +39,16 @@ def test_paths_and_images_give_the_same_unit_rows(embedder: Embedder, tmp_path: 
 
 def test_a_caption_has_the_same_embedding_in_any_company(embedder: Embedder) -> None:
     alone = embedder.encode_text(["a cat"])
-    together = embedder.encode_text(["a cat", "three purple butterflies in the centre, on a quiet night."] * 50)
+    together = embedder.encode_text(
+        ["a cat", "three purple butterflies in the centre, on a quiet night."] * 50
+    )
     assert together.shape == (100, 64)
     np.testing.assert_allclose(together[0], alone[0], atol=1e-5)
 
 
-def test_pairs_are_embedded_with_progress_and_equal_captions_are_equal_to_the_last_bit(embedder: Embedder) -> None:
+def test_pairs_are_embedded_with_progress_and_equal_captions_are_equal_to_the_last_bit(
+    embedder: Embedder,
+) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (70, 64, 64, 3), dtype=np.uint8)
     captions = [["a cat", f"thing {at}, seen from afar" * (at % 3)] for at in range(70)]
     told: list[tuple[int, int]] = []
@@ -53,7 +57,9 @@ def test_pairs_are_embedded_with_progress_and_equal_captions_are_equal_to_the_la
     )
     assert owner.tolist() == [at // 2 for at in range(140)]
     assert (texts[::2] == texts[0]).all()
-    np.testing.assert_allclose(texts, embedder.encode_text([text for pair in captions for text in pair]), atol=1e-5)
+    np.testing.assert_allclose(
+        texts, embedder.encode_text([text for pair in captions for text in pair]), atol=1e-5
+    )
     np.testing.assert_array_equal(images, embedder.encode_pixels(pixels))
     distinct = len({text for pair in captions for text in pair})
     assert [done for done, _ in told] == sorted(done for done, _ in told)
@@ -69,7 +75,12 @@ def test_a_single_item_gives_a_single_vector(embedder: Embedder, tmp_path: Path)
     image = Image.new("RGB", (50, 40), "orange")
     image.save(tmp_path / "a.png")
     rows = embedder.encode_image([image])
-    for one in (image, tmp_path / "a.png", str(tmp_path / "a.png"), (tmp_path / "a.png").read_bytes()):
+    for one in (
+        image,
+        tmp_path / "a.png",
+        str(tmp_path / "a.png"),
+        (tmp_path / "a.png").read_bytes(),
+    ):
         np.testing.assert_array_equal(embedder.encode_image(one), rows[0])
     np.testing.assert_array_equal(embedder.encode_text("a cat"), embedder.encode_text(["a cat"])[0])
 
@@ -78,9 +89,21 @@ def test_arrays_and_tensors_are_seen_as_the_image_they_are(embedder: Embedder) -
     pixels = np.random.default_rng(0).integers(0, 256, (5, 40, 60, 3), dtype=np.uint8)
     rows = embedder.encode_image([Image.fromarray(each) for each in pixels])
     first = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-    for many in (pixels, list(pixels), pixels / 255, first, list(first), first / 255, (first / 255).double()):
+    for many in (
+        pixels,
+        list(pixels),
+        pixels / 255,
+        first,
+        list(first),
+        first / 255,
+        (first / 255).double(),
+    ):
         np.testing.assert_allclose(embedder.encode_image(many, batch_size=2), rows, atol=1e-6)
-    for one in (pixels[0], first[0], pixels[0].transpose(2, 0, 1)):  # the last: an array that was a tensor
+    for one in (
+        pixels[0],
+        first[0],
+        pixels[0].transpose(2, 0, 1),
+    ):  # the last: an array that was a tensor
         np.testing.assert_allclose(embedder.encode_image(one), rows[0], atol=1e-6)
     grey = embedder.encode_image(Image.fromarray(pixels[0, :, :, 0]))
     for one in (pixels[0, :, :, 0], pixels[0, :, :, :1], first[0, :1]):
@@ -107,11 +130,22 @@ def test_what_is_no_image_is_refused_in_words(embedder: Embedder) -> None:
 
 
 def test_what_is_no_text_is_refused_in_words(embedder: Embedder) -> None:
-    for captions, why in [(17, "a int"), (None, "a NoneType"), (b"a cat", "a bytes"), (["a", None], "item 1 is None")]:
+    for captions, why in [
+        (17, "a int"),
+        (None, "a NoneType"),
+        (b"a cat", "a bytes"),
+        (["a", None], "item 1 is None"),
+    ]:
         with pytest.raises(lapclip.LapclipError, match=why):
             embedder.encode_text(captions)  # pyright: ignore[reportArgumentType]
     image = Image.new("RGB", (40, 40))
-    for labels, templates in [(None, ["{}"]), (17, ["{}"]), (["a"], None), (["a"], [17]), ([], ["{}"])]:
+    for labels, templates in [
+        (None, ["{}"]),
+        (17, ["{}"]),
+        (["a"], None),
+        (["a"], [17]),
+        ([], ["{}"]),
+    ]:
         with pytest.raises(lapclip.LapclipError, match="classify"):
             embedder.classify(image, labels, templates=templates)  # pyright: ignore[reportArgumentType, reportCallIssue]
     drawn: Any = (label for label in "ab")
@@ -121,7 +155,9 @@ def test_what_is_no_text_is_refused_in_words(embedder: Embedder) -> None:
 
 
 def test_bytes_are_read_as_their_file_is(embedder: Embedder, tmp_path: Path) -> None:
-    Image.linear_gradient("L").resize((7000, 5000)).save(tmp_path / "large.jpg")  # which is decoded at half its size
+    Image.linear_gradient("L").resize((7000, 5000)).save(
+        tmp_path / "large.jpg"
+    )  # which is decoded at half its size
     content = (tmp_path / "large.jpg").read_bytes()
     row = embedder.encode_image(tmp_path / "large.jpg")
     for form in (bytes, bytearray, memoryview):
@@ -129,12 +165,17 @@ def test_bytes_are_read_as_their_file_is(embedder: Embedder, tmp_path: Path) -> 
     with Image.new("1", (14000, 13000)) as huge:
         huge.save(tmp_path / "huge.png")
     postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
-    for hostile, why in [((tmp_path / "huge.png").read_bytes(), "million|megapixels"), (postscript, "known form")]:
+    for hostile, why in [
+        ((tmp_path / "huge.png").read_bytes(), "million|megapixels"),
+        (postscript, "known form"),
+    ]:
         with pytest.raises(lapclip.LapclipError, match=why):  # PostScript would start a program
             embedder.encode_image(hostile)
 
 
-def test_what_is_kept_of_a_model_does_not_depend_on_the_default_precision(embedder: Embedder) -> None:
+def test_what_is_kept_of_a_model_does_not_depend_on_the_default_precision(
+    embedder: Embedder,
+) -> None:
     image = Image.linear_gradient("L")
     row = embedder.encode_image(image)
     mean_and_std.cache_clear()
@@ -150,7 +191,9 @@ def test_progress_is_a_callback_or_a_bar(
     embedder: Embedder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, told = [Image.new("RGB", (9, 9))] * 5, []
-    embedder.encode_image(images, batch_size=2, progress=lambda done, total: told.append((done, total)))
+    embedder.encode_image(
+        images, batch_size=2, progress=lambda done, total: told.append((done, total))
+    )
     assert told == [(2, 5), (4, 5), (5, 5)]
     embedder.encode_text(["a"] * 5, progress=True)
     assert capsys.readouterr().err == ""  # nobody looks
@@ -199,7 +242,9 @@ def test_a_saved_model_loads_and_gives_the_same_rows(embedder: Embedder, tmp_pat
     (folder / "config.json").write_text(json.dumps(embedder.description()))
     save_file(embedder.model.state_dict(), folder / "model.safetensors")
     for path in (folder, folder.parent):
-        np.testing.assert_array_equal(lapclip.load(path).encode_text(["a cat"]), embedder.encode_text(["a cat"]))
+        np.testing.assert_array_equal(
+            lapclip.load(path).encode_text(["a cat"]), embedder.encode_text(["a cat"])
+        )
     (folder / "model.safetensors").write_bytes(b"short")
     with pytest.raises(lapclip.LapclipError, match="cannot be loaded"):
         lapclip.load(folder)

@@ -26,7 +26,10 @@ def test_a_saved_model_that_is_loaded_again_has_the_same_fingerprint(tmp_path: P
     ours = with_shape()
     assert re.fullmatch("[0-9a-f]{16}", ours.fingerprint())
     again = load(save_own(ours, tmp_path / "own"))
-    assert (again.fingerprint(), again.image_fingerprint()) == (ours.fingerprint(), ours.image_fingerprint())
+    assert (again.fingerprint(), again.image_fingerprint()) == (
+        ours.fingerprint(),
+        ours.image_fingerprint(),
+    )
     ours.model.shape = replace(ours.model.shape, name="another name")
     assert again.fingerprint() == ours.fingerprint()
 
@@ -45,7 +48,9 @@ def test_a_saved_model_that_is_loaded_again_has_the_same_fingerprint(tmp_path: P
         ("both", {"activation": "gelu"}),
     ],
 )
-def test_what_a_model_sees_and_how_it_computes_counts(tower: str, change: dict[str, object]) -> None:
+def test_what_a_model_sees_and_how_it_computes_counts(
+    tower: str, change: dict[str, object]
+) -> None:
     ours, other = with_shape(), with_shape(**change)
     assert weights_digest(ours.model) == weights_digest(other.model)
     assert ours.fingerprint() != other.fingerprint()

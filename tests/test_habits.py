@@ -17,7 +17,11 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pages made afresh, as `make docs` makes them: in a process of its own, because help names its caller."""
     folder = tmp_path_factory.mktemp("docs")
     for script in ("generate.py", "plots.py"):
-        subprocess.run([sys.executable, str(ROOT / "docs" / script), str(folder)], check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, str(ROOT / "docs" / script), str(folder)],
+            check=True,
+            capture_output=True,
+        )
     return folder
 
 
@@ -45,8 +49,14 @@ FROM_RUNS = {"learning.svg", "pairs.svg", "batches.svg", "draws.svg"}
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.svg")), ids=lambda path: path.name)
 def test_plots_show_what_the_tables_beside_them_say(path: Path, generated: Path) -> None:
     if path.name not in FROM_RUNS:
-        assert path.read_text(encoding="utf-8") == (generated / path.name).read_text(encoding="utf-8"), "run: make docs"
-    shown = [page for page in (ROOT / "docs").glob("*.md") if f"]({path.name})" in page.read_text(encoding="utf-8")]
+        assert path.read_text(encoding="utf-8") == (generated / path.name).read_text(
+            encoding="utf-8"
+        ), "run: make docs"
+    shown = [
+        page
+        for page in (ROOT / "docs").glob("*.md")
+        if f"]({path.name})" in page.read_text(encoding="utf-8")
+    ]
     assert shown, f"no page shows {path.name}"
 
 
@@ -77,7 +87,9 @@ def test_imports_point_down() -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+@pytest.mark.parametrize(
+    "page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+)
 def test_files_and_targets_that_the_docs_name_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     for path in re.findall(r"`((?:src|tests|docs|benchmarks|dev|examples)/[\w./-]+)`", text):

@@ -35,6 +35,9 @@ def test_damaged_files_are_read_skipped_or_refused(hostile: ModuleType, name: st
     form = hostile.FORMATS[name]
     originals = form.originals()
     assert {hostile.read_one(form, data)[0] for data in originals} == {"read"}
-    ended = [hostile.read_one(form, hostile.changed(originals, name, case, seed=1)) for case in range(CASES)]
+    ended = [
+        hostile.read_one(form, hostile.changed(originals, name, case, seed=1))
+        for case in range(CASES)
+    ]
     assert not [why for how, why in ended if how == "failed"]
     assert any(how != "read" for how, _ in ended)

@@ -28,11 +28,16 @@ def test_with_one_positive_a_row_it_is_clips_loss() -> None:
 
 def test_smoothing_gives_all_pairs_a_share_of_the_target() -> None:
     image, text = embeddings()
-    scale, positives = torch.tensor(14.0, dtype=torch.float64), torch.eye(len(image), dtype=torch.bool)
+    scale, positives = (
+        torch.tensor(14.0, dtype=torch.float64),
+        torch.eye(len(image), dtype=torch.bool),
+    )
     logits = scale * image @ text.T
     aim = 0.8 * torch.eye(len(image), dtype=torch.float64) + 0.2 / len(image)
     expected = (F.cross_entropy(logits, aim) + F.cross_entropy(logits.T, aim)) / 2
-    torch.testing.assert_close(contrastive_loss(image, text, scale, positives, smoothing=0.2)[0], expected)
+    torch.testing.assert_close(
+        contrastive_loss(image, text, scale, positives, smoothing=0.2)[0], expected
+    )
     assert [loss.smooths for loss in LOSSES.values()] == [name == "softmax" for name in LOSSES]
 
 
@@ -51,7 +56,9 @@ def test_words_are_predicted_from_each_embedding_by_itself() -> None:
 def test_equal_captions_are_not_punished() -> None:
     """Two pairs share a caption. Marked as positives, pushing them apart makes the loss worse; unmarked, better."""
     together = torch.eye(3, dtype=torch.float64)[[0, 0, 1]]
-    apart = F.normalize(together + torch.tensor([[0, 0, 0.3], [0, 0, -0.3], [0, 0, 0]]).double(), dim=1)
+    apart = F.normalize(
+        together + torch.tensor([[0, 0, 0.3], [0, 0, -0.3], [0, 0, 0]]).double(), dim=1
+    )
     shared = torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.bool)
     scale = torch.tensor(10.0, dtype=torch.float64)
 
@@ -59,7 +66,9 @@ def test_equal_captions_are_not_punished() -> None:
         return contrastive_loss(rows, rows, scale, positives)[0].item()
 
     assert loss(together, shared) < loss(apart, shared)
-    assert loss(together, torch.eye(3, dtype=torch.bool)) > loss(apart, torch.eye(3, dtype=torch.bool))
+    assert loss(together, torch.eye(3, dtype=torch.bool)) > loss(
+        apart, torch.eye(3, dtype=torch.bool)
+    )
     assert loss(together, shared) == pytest.approx(math.log(2) * 2 / 3, abs=1e-3)
 
 
@@ -69,7 +78,8 @@ def test_loss_is_symmetric_in_images_and_captions() -> None:
     positives[0, 3] = positives[3, 0] = True
     scale = torch.tensor(5.0, dtype=torch.float64)
     torch.testing.assert_close(
-        contrastive_loss(image, text, scale, positives)[0], contrastive_loss(text, image, scale, positives.T)[0]
+        contrastive_loss(image, text, scale, positives)[0],
+        contrastive_loss(text, image, scale, positives.T)[0],
     )
 
 
@@ -80,7 +90,9 @@ def test_each_row_and_each_column_aims_at_its_own_positives() -> None:
     scale = torch.tensor(5.0, dtype=torch.float64)
     logits = scale * image @ text.T
     rows = [-logits[row].log_softmax(0)[positives[row]].mean() for row in range(3)]
-    columns = [-logits[:, column].log_softmax(0)[positives[:, column]].mean() for column in range(3)]
+    columns = [
+        -logits[:, column].log_softmax(0)[positives[:, column]].mean() for column in range(3)
+    ]
     expected = (torch.stack(rows).mean() + torch.stack(columns).mean()) / 2
     torch.testing.assert_close(contrastive_loss(image, text, scale, positives)[0], expected)
 
@@ -114,7 +126,9 @@ def test_the_sigmoid_loss_is_a_number_where_it_is_very_wrong() -> None:
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
 @pytest.mark.parametrize("batch_size", [2, 12, 256])
-def test_a_loss_of_guessing_is_what_equal_embeddings_give_at_the_start(name: str, batch_size: int) -> None:
+def test_a_loss_of_guessing_is_what_equal_embeddings_give_at_the_start(
+    name: str, batch_size: int
+) -> None:
     loss = LOSSES[name]
     bias = loss.initial_bias(batch_size)
     at_right_angles = torch.zeros(batch_size, batch_size, dtype=torch.float64)

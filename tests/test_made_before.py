@@ -39,7 +39,9 @@ def expected(name: str) -> Any:
 
 def same_processor() -> bool:
     """Whether this is the kind of processor, and the torch, that made what is expected."""
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    text = (
+        Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    )
     found = {"machine": platform.machine(), "system": platform.system()}
     for name in ("model name", "cpu family", "model"):
         match = re.search(rf"^{name}\s*: (.*)$", text, re.MULTILINE)
@@ -75,12 +77,18 @@ def events(run: str, kind: str | None = None) -> list[dict]:
 
 
 @pytest.mark.parametrize("name", ["scenes", "heads"])
-def test_a_run_that_was_stopped_goes_on_to_the_losses_it_would_have_had(before: Path, name: str) -> None:
+def test_a_run_that_was_stopped_goes_on_to_the_losses_it_would_have_had(
+    before: Path, name: str
+) -> None:
     if name == "heads":
         pytest.importorskip("transformers", reason="the package transformers is not installed")
     then = expected(name)
     rows = {row["name"]: row for row in asked("runs")["runs"]}
-    assert (rows[name]["state"], rows[name]["step"], rows[name]["steps"]) == ("stopped", then["stopped"], 12)
+    assert (rows[name]["state"], rows[name]["step"], rows[name]["steps"]) == (
+        "stopped",
+        then["stopped"],
+        12,
+    )
     ended = asked("resume", name)
     assert (ended["state"], ended["steps"]) == ("finished", 12)
     (resumed,) = events(name, "resumed")
@@ -148,14 +156,20 @@ def test_events_keep_their_keys(before: Path) -> None:
     seen += events("stopped")
     then = expected("events")
     assert {event["type"] for event in seen} >= then.keys() - NEVER_SEEN
-    lacking = {event["type"]: missing(then[event["type"]], event) for event in seen if event["type"] in then}
+    lacking = {
+        event["type"]: missing(then[event["type"]], event)
+        for event in seen
+        if event["type"] in then
+    }
     assert not {kind: keys for kind, keys in lacking.items() if keys}
 
 
 def stop_once_it_works(run: Path) -> None:
     """Ask a run to end, as `lapclip stop` does from another terminal, after its first event of the sensors."""
     for _ in range(1000):
-        if (run / "events.jsonl").exists() and '"sensors"' in (run / "events.jsonl").read_text(encoding="utf-8"):
+        if (run / "events.jsonl").exists() and '"sensors"' in (run / "events.jsonl").read_text(
+            encoding="utf-8"
+        ):
             break
         time.sleep(0.02)
     (run / "stop").touch()
@@ -169,7 +183,12 @@ def missing(then: Any, now: Any, at: str = "") -> list[str]:
         if not isinstance(now, dict):
             return [f"{at or 'all'} is no object any more"]
         gone = [f"{at}.{key}" for key in then if key not in now]
-        return gone + [line for key in then if key in now for line in missing(then[key], now[key], f"{at}.{key}")]
+        return gone + [
+            line
+            for key in then
+            if key in now
+            for line in missing(then[key], now[key], f"{at}.{key}")
+        ]
     if isinstance(then, list) and then:
         if not isinstance(now, list):
             return [f"{at or 'all'} is no list any more"]

@@ -24,7 +24,9 @@ def project() -> dict[str, Any]:
 def test_the_version_is_the_one_of_the_changelog_and_of_the_citation() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = re.search(r"^## (\S+)", changelog, flags=re.MULTILINE)
-    cited = re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    cited = re.search(
+        r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     assert newest is not None
     assert cited is not None
     assert newest[1] == cited[1] == lapclip.__version__
@@ -45,7 +47,10 @@ def test_what_several_extras_need_has_the_same_bound_in_all(project: dict[str, A
 
 
 def test_every_dependency_has_a_lower_bound_or_a_release(project: dict[str, Any]) -> None:
-    every = [*project["dependencies"], *(each for extra in project["optional-dependencies"].values() for each in extra)]
+    every = [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+    ]
     assert [each for each in every if not re.search(r">=|==|numpy<", each)] == []
 
 

@@ -60,17 +60,24 @@ def test_folders_are_those_of_earlier_releases(system: str, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("system")
-def test_the_environment_chooses_folders_on_every_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_environment_chooses_folders_on_every_system(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "d"))
-    assert (cache_folder(), data_folder()) == (tmp_path / "c" / "lapclip", tmp_path / "d" / "lapclip")
+    assert (cache_folder(), data_folder()) == (
+        tmp_path / "c" / "lapclip",
+        tmp_path / "d" / "lapclip",
+    )
     monkeypatch.setenv("LAPCLIP_CACHE", str(tmp_path / "own-c"))
     monkeypatch.setenv("LAPCLIP_DATA", str(tmp_path / "own-d"))
     assert (cache_folder(), data_folder()) == (tmp_path / "own-c", tmp_path / "own-d")
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_text_bytes_and_what_a_function_writes_take_the_place_of_a_file(durable: bool, tmp_path: Path) -> None:
+def test_text_bytes_and_what_a_function_writes_take_the_place_of_a_file(
+    durable: bool, tmp_path: Path
+) -> None:
     path = tmp_path / "file"
     for content in ("ä\nb", "ä\nb".encode(), lambda partial: partial.write_bytes("ä\nb".encode())):
         path.write_text("before")
@@ -103,13 +110,17 @@ def test_a_durable_file_is_on_disk_before_it_has_its_name_and_its_name_after(
 ) -> None:
     done: list[str] = []
     flush, replace = paths.flush, paths.replace
-    monkeypatch.setattr(paths, "flush", lambda path: done.append(f"flush {path.is_dir()}") or flush(path))
+    monkeypatch.setattr(
+        paths, "flush", lambda path: done.append(f"flush {path.is_dir()}") or flush(path)
+    )
     monkeypatch.setattr(paths, "replace", lambda *names: done.append("replace") or replace(*names))
     write_atomic(tmp_path / "file", "x", durable=True)
     assert done == ["flush False", "replace", "flush True"]
 
 
-@pytest.mark.parametrize(("system", "failures", "tries"), [("nt", 3, 4), ("nt", 99, 6), ("posix", 99, 1)])
+@pytest.mark.parametrize(
+    ("system", "failures", "tries"), [("nt", 3, 4), ("nt", 99, 6), ("posix", 99, 1)]
+)
 def test_a_file_that_another_program_holds_is_waited_for_on_windows(
     system: str, failures: int, tries: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -165,7 +176,11 @@ def test_digests(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2
     assert digest_of_bytes(b"abc") == digest_of_file(tmp_path / "file") == known
-    assert digest_of_json({"a": 1, "b": [2]}) == digest_of_json({"b": [2], "a": 1}) != digest_of_json({"a": 1})
+    assert (
+        digest_of_json({"a": 1, "b": [2]})
+        == digest_of_json({"b": [2], "a": 1})
+        != digest_of_json({"a": 1})
+    )
     numbered = {2: "two", 16: "sixteen"}
     assert digest_of_json(numbered) == digest_of_json(json.loads(json.dumps(numbered)))
 
@@ -181,7 +196,9 @@ def test_what_is_too_large_is_refused_before_memory_is_taken(tmp_path: Path) -> 
         read_toml(path)
 
 
-@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, "[" + "[],[],[]," * 2_000_000 + "1]"])
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, '{"a":' * 200_000, "[" + "[],[],[]," * 2_000_000 + "1]"]
+)
 def test_json_that_would_fill_memory_is_no_json(text: str) -> None:
     with pytest.raises(ValueError, match=r"nested too deeply|MB of memory"):
         parse_json(text)

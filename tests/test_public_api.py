@@ -12,8 +12,27 @@ import pytest
 
 import lapclip
 
-FUNCTIONS = ["connect", "evaluate", "export", "load", "open_run", "resume", "search", "train", "tune"]
-TYPES = ["Callback", "Client", "Embedder", "Encoder", "Evaluation", "FolderSearch", "Found", "Interrupted"]
+FUNCTIONS = [
+    "connect",
+    "evaluate",
+    "export",
+    "load",
+    "open_run",
+    "resume",
+    "search",
+    "train",
+    "tune",
+]
+TYPES = [
+    "Callback",
+    "Client",
+    "Embedder",
+    "Encoder",
+    "Evaluation",
+    "FolderSearch",
+    "Found",
+    "Interrupted",
+]
 TYPES += ["LapclipError", "StopTraining", "TrainingRun"]
 
 
@@ -31,9 +50,7 @@ def test_no_module_takes_the_place_of_a_function() -> None:
 
 
 def test_importing_lapclip_loads_nothing_heavy() -> None:
-    program = (
-        "import sys, lapclip; heavy = {'torch', 'numpy', 'PIL', 'rich'} & set(sys.modules); assert not heavy, heavy"
-    )
+    program = "import sys, lapclip; heavy = {'torch', 'numpy', 'PIL', 'rich'} & set(sys.modules); assert not heavy, heavy"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
@@ -49,8 +66,12 @@ def test_large_tensors_have_large_pages_where_linux_gives_them_to_who_asks() -> 
         "import torch, lapclip; numbers = torch.ones(64_000_000); "
         "print(sum(int(line.split()[1]) for line in open('/proc/self/smaps') if line.startswith('AnonHugePages')))"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env=environment)
+    environment = {
+        name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, env=environment
+    )
     assert done.stderr == ""
     assert not offered or int(done.stdout) > 0
 
@@ -70,11 +91,15 @@ def test_threads_spin_shortly_unless_torch_is_loaded_or_the_user_chose(
     program: str, user_setting: dict[str, str], spins: str | None
 ) -> None:
     environment = {
-        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     }
     environment |= {"OMP_DISPLAY_ENV": "VERBOSE", **user_setting}
     program += "; torch.ones(100_000).sum(); import os; print(os.environ.get('GOMP_SPINCOUNT'))"
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, env=environment
+    )
     displayed = re.search(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)
     assert displayed is not None, done.stderr
     if spins is None:  # what torch read stays, and children are not changed either

@@ -19,8 +19,24 @@ from hypothesis import strategies as st
 from lapclip.shell import PROGRAMS, Shell, program, quoted, set_variable, shell_of
 from tests.conftest import examples
 
-WORDS = ["plain", "two words", "it's", "$HOME `x` *", "a\nb\x1b[31m", "caf\udce9", "[red]", "=ls", "~", "a,b", "#x", ""]
-SIGNS = st.text(st.sampled_from("ab 01\\\"'%^&|<>()!$`,;=~-_./:{}[]*?#@\t\u2018\u2019\u201c\u201dé"), max_size=12)
+WORDS = [
+    "plain",
+    "two words",
+    "it's",
+    "$HOME `x` *",
+    "a\nb\x1b[31m",
+    "caf\udce9",
+    "[red]",
+    "=ls",
+    "~",
+    "a,b",
+    "#x",
+    "",
+]
+SIGNS = st.text(
+    st.sampled_from("ab 01\\\"'%^&|<>()!$`,;=~-_./:{}[]*?#@\t\u2018\u2019\u201c\u201dé"),
+    max_size=12,
+)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="bash is asked")
@@ -28,7 +44,9 @@ SIGNS = st.text(st.sampled_from("ab 01\\\"'%^&|<>()!$`,;=~-_./:{}[]*?#@\t\u2018\
 def test_a_shell_takes_a_quoted_word_as_it_is(word: str) -> None:
     for shell in filter(shutil.which, ("bash", "zsh", "fish")):
         said = subprocess.run(
-            [shell, "-c", f"printf %s {quoted(word, PROGRAMS[shell])}"], capture_output=True, check=True
+            [shell, "-c", f"printf %s {quoted(word, PROGRAMS[shell])}"],
+            capture_output=True,
+            check=True,
         )
         assert said.stdout == word.encode("utf-8", "surrogateescape"), shell
         assert quoted(word, PROGRAMS[shell]).isprintable()
@@ -84,7 +102,9 @@ def through_powershell(typed: str, *, old: bool) -> list[str]:
     elif typed.startswith('"'):
         body = re.fullmatch(r'"((?:[^"\u201c\u201d\u201e`$]|`.|\$\(\[char\]\d+\))*)"', typed)
         assert body, f"not one text: {typed}"
-        word = re.sub(r"\$\(\[char\](\d+)\)|`(.)", lambda m: chr(int(m[1])) if m[1] else m[2], body[1])
+        word = re.sub(
+            r"\$\(\[char\](\d+)\)|`(.)", lambda m: chr(int(m[1])) if m[1] else m[2], body[1]
+        )
     else:
         assert re.fullmatch(r"[\w+=:./\\-]+", typed, re.ASCII)
         word = typed
@@ -122,7 +142,11 @@ def test_powershell_can_type_what_cannot_be_printed_and_cmd_shows_a_space(word: 
     ],
 )
 def test_usual_words_look_usual(word: str, cmd: str, powershell: str) -> None:
-    assert (quoted(word, "cmd"), quoted(word, "pwsh"), quoted(word, "powershell")) == (cmd, powershell, powershell)
+    assert (quoted(word, "cmd"), quoted(word, "pwsh"), quoted(word, "powershell")) == (
+        cmd,
+        powershell,
+        powershell,
+    )
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,12 @@ GIVEN = {
         "recipe": "heads",
         "asked": {
             "data": {"source": "/data/my photos", "caption_column": "a title"},
-            "train": {"batch_size": 64, "start": "/models/one", "teacher": "/models/two", "minutes": 2.5},
+            "train": {
+                "batch_size": 64,
+                "start": "/models/one",
+                "teacher": "/models/two",
+                "minutes": 2.5,
+            },
             "work": {"ask": "a cat|it's", "polite": True},
         },
     }
@@ -29,10 +34,26 @@ GIVEN = {
 def test_another_run_is_given_all_that_the_first_was_given() -> None:
     words = shlex.split(train_command(GIVEN, "train.learning_rate=0.001", name="mine-2"))
     assert words[:5] == ["lapclip", "train", "/data/my photos", "--recipe", "heads"]
-    assert words[5:13] == ["--from", "/models/one", "--teacher", "/models/two", "--minutes", "2.5", "--name", "mine-2"]
+    assert words[5:13] == [
+        "--from",
+        "/models/one",
+        "--teacher",
+        "/models/two",
+        "--minutes",
+        "2.5",
+        "--name",
+        "mine-2",
+    ]
     assert words[13:] == [
         *("--set", "data.caption_column=a title", "--set", "train.batch_size=64"),
-        *("--set", "work.ask=a cat|it's", "--set", "work.polite=true", "--set", "train.learning_rate=0.001"),
+        *(
+            "--set",
+            "work.ask=a cat|it's",
+            "--set",
+            "work.polite=true",
+            "--set",
+            "train.learning_rate=0.001",
+        ),
     ]
 
 
@@ -63,7 +84,10 @@ def test_a_run_of_an_earlier_release_keeps_its_data_and_how_it_is_read() -> None
         },
         "train": {"minutes": 0.0, "start": "", "teacher": "", "batch_size": 64},
     }
-    assert train_command(saved) == "lapclip train /data/a.csv --recipe photos --set data.caption_column=title"
+    assert (
+        train_command(saved)
+        == "lapclip train /data/a.csv --recipe photos --set data.caption_column=title"
+    )
     assert train_command({"run": 3, "data": None}) == "lapclip train"
 
 
@@ -78,29 +102,42 @@ def test_a_value_is_read_as_the_one_it_was(value: Any, text: str) -> None:
 def test_paths_are_named_from_here_and_are_never_taken_for_names_or_options(here: Path) -> None:
     for folder in ("photos", "scenes", "-odd", "a/b"):
         (here / folder).mkdir(parents=True)
-    assert [Path(source_word(str(here / name))) for name in ("photos", "a/b")] == [Path("photos"), Path("a/b")]
+    assert [Path(source_word(str(here / name))) for name in ("photos", "a/b")] == [
+        Path("photos"),
+        Path("a/b"),
+    ]
     assert source_word("scenes") == "scenes"
     assert source_word(str(here / "scenes")) not in ("scenes", str(here / "scenes"))
     assert not source_word(str(here / "-odd")).startswith("-")
     assert Path(model_word(str(here / "a" / "b"))) == Path("a/b")
-    assert model_word(str(here / "photos")) == str(here / "photos")  # alone it might be a run's name
+    assert model_word(str(here / "photos")) == str(
+        here / "photos"
+    )  # alone it might be a run's name
     assert model_word("org/model") == "org/model"
     assert command("eval", "my run", "a.csv") == f"lapclip eval {quoted('my run')} a.csv"
 
 
-def test_a_named_run_is_followed_by_the_next_free_name_and_others_by_their_recipe(here: Path) -> None:
+def test_a_named_run_is_followed_by_the_next_free_name_and_others_by_their_recipe(
+    here: Path,
+) -> None:
     for name in ("mine", "mine-2", "heads", "heads-2"):
         create_run(name, "heads", {"run": {"format": 1, "recipe": "heads"}})
     assert Run(Path("runs/mine")).train_again() == "lapclip train --recipe heads --name mine-3"
     assert (
-        Run(Path("runs/heads-2")).train_again("train.epochs=2") == "lapclip train --recipe heads --set train.epochs=2"
+        Run(Path("runs/heads-2")).train_again("train.epochs=2")
+        == "lapclip train --recipe heads --set train.epochs=2"
     )
     assert Run(Path("runs/mine")).typed == "mine"
     assert Run(here / "runs" / "mine").typed == str(here / "runs" / "mine")
 
 
 def test_code_that_a_saved_run_names_is_not_part_of_a_suggestion() -> None:
-    saved = {"run": {"recipe": "heads", "asked": {"model": {"image_from": "evil:make", "text_from": "timm:x"}}}}
+    saved = {
+        "run": {
+            "recipe": "heads",
+            "asked": {"model": {"image_from": "evil:make", "text_from": "timm:x"}},
+        }
+    }
     assert "evil" not in train_command(saved)
     assert "--set model.image_from=MODULE:FUNCTION" in train_command(saved)
     assert "--set model.text_from=timm:x" in train_command(saved)
@@ -124,16 +161,26 @@ def test_an_extra_is_installed_for_the_interpreter_that_runs(
 ) -> None:
     monkeypatch.setattr("lapclip.suggest.find_spec", lambda name: has_pip or None)
     python = str(installed / "bin" / "python")
-    started = f"{program(python)} -m pip install" if has_pip else f"uv pip install --python {quoted(python)}"
+    started = (
+        f"{program(python)} -m pip install"
+        if has_pip
+        else f"uv pip install --python {quoted(python)}"
+    )
     assert install("hub") == f'{started} "lapclip[hub]"'
     monkeypatch.chdir(installed)
     assert str(Path("bin/python")) in install("hub")
     assert str(installed) not in install("hub")
-    monkeypatch.setattr("lapclip.suggest.shutil.which", lambda name: python)  # the environment is active
-    assert install("hub").startswith("python -m pip install" if has_pip else "uv pip install --python python ")
+    monkeypatch.setattr(
+        "lapclip.suggest.shutil.which", lambda name: python
+    )  # the environment is active
+    assert install("hub").startswith(
+        "python -m pip install" if has_pip else "uv pip install --python python "
+    )
 
 
-def test_a_tool_of_uv_is_installed_anew_with_the_extras_and_the_torch_that_it_had(installed: Path) -> None:
+def test_a_tool_of_uv_is_installed_anew_with_the_extras_and_the_torch_that_it_had(
+    installed: Path,
+) -> None:
     asked = '[tool]\nrequirements = [{ name = "lapclip", extras = ["serve", "heic"] }, { name = "other" }]\n'
     (installed / "uv-receipt.toml").write_text(asked)
     assert install("hub") == 'uv tool install --torch-backend cpu "lapclip[heic,hub,serve]"'
@@ -167,11 +214,16 @@ def test_an_extra_comes_from_where_lapclip_came_from(
         (None, ""),
         ("{", ""),
         ('{"url": "file:///a.whl", "archive_info": {}}', "file:///a.whl"),
-        ('{"url": "https://a/b", "vcs_info": {"vcs": "git", "commit_id": "c0"}}', "git+https://a/b@c0"),
+        (
+            '{"url": "https://a/b", "vcs_info": {"vcs": "git", "commit_id": "c0"}}',
+            "git+https://a/b@c0",
+        ),
     ],
 )
 def test_installers_note_where_a_package_came_from(
     told: str | None, origin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lapclip.suggest.distribution", lambda name: SimpleNamespace(read_text=lambda file: told))
+    monkeypatch.setattr(
+        "lapclip.suggest.distribution", lambda name: SimpleNamespace(read_text=lambda file: told)
+    )
     assert _origin() == origin

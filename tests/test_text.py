@@ -9,13 +9,27 @@ import numpy as np
 import pytest
 
 from lapclip import text
-from lapclip.text import duration, duration_range, one_line, part_name, printable, short_duration, significant, size
+from lapclip.text import (
+    duration,
+    duration_range,
+    one_line,
+    part_name,
+    printable,
+    short_duration,
+    significant,
+    size,
+)
 
 NOT_NUMBERS = (None, True, "3", float("nan"), float("inf"), 10**400)
 
 
 def test_numbers_as_a_person_reads_them() -> None:
-    assert [significant(value) for value in (0.12345, 12345.6, 1e-9, 0)] == ["0.123", "12,346", "1.00e-09", "0"]
+    assert [significant(value) for value in (0.12345, 12345.6, 1e-9, 0)] == [
+        "0.123",
+        "12,346",
+        "1.00e-09",
+        "0",
+    ]
     assert [text.percent(value) for value in (0.1234, 1)] == ["12.3%", "100.0%"]
     assert text.percent(0.1234, 0) == "12%"
     assert text.count(1234567.0) == "1,234,567"
@@ -26,10 +40,19 @@ def test_numbers_as_a_person_reads_them() -> None:
         "0.5 steps",
     ]
     assert [text.parameters(value) for value in (900, 1.3e6, 1.04e9)] == ["900", "1.3 M", "1.0 B"]
-    assert [size(value) for value in (2.4e5, 7e8, 1.5e9, 2.5e10)] == ["240 kB", "700 MB", "1.50 GB", "25.0 GB"]
+    assert [size(value) for value in (2.4e5, 7e8, 1.5e9, 2.5e10)] == [
+        "240 kB",
+        "700 MB",
+        "1.50 GB",
+        "25.0 GB",
+    ]
     assert [text.milliseconds(value) for value in (1.234, 2500)] == ["1.23 ms", "2.5 s"]
     assert [text.times(ratio) for ratio in (1.04, 1.43)] == ["a tie", "1.4 times"]
-    assert [text.interval(ends) for ends in ([0.1, 0.25], None, [0.1, None])] == ["10.0% to 25.0%", "", ""]
+    assert [text.interval(ends) for ends in ([0.1, 0.25], None, [0.1, None])] == [
+        "10.0% to 25.0%",
+        "",
+        "",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +78,12 @@ def test_times_as_a_person_says_them() -> None:
     assert [duration(value) for value in seconds] == [
         "0 s", "0.4 s", "10 s", "59 s", "1 min", "4 min 12 s", "2 h 5 min", "3 d 4 h",
     ]  # fmt: skip
-    assert [short_duration(value) for value in (45, 252, 7500, 200_000)] == ["45 s", "4 min", "2 h", "2 d"]
+    assert [short_duration(value) for value in (45, 252, 7500, 200_000)] == [
+        "45 s",
+        "4 min",
+        "2 h",
+        "2 d",
+    ]
 
 
 def test_a_range_is_no_finer_than_it_is_sure() -> None:
@@ -94,9 +122,18 @@ def test_a_page_shows_joined_emoji_and_wide_spaces_but_no_controls() -> None:
 
 
 def test_json_is_valid_whatever_is_in_it() -> None:
-    values = {"a": [float("nan"), (1.5, float("-inf"))], "b": {"c": float("inf"), "d": "NaN", "e": 10**400}}
-    assert text.to_json(values) == f'{{"a": [null, [1.5, null]], "b": {{"c": null, "d": "NaN", "e": {10**400}}}}}'
-    assert text.to_json({"a": np.array([1.0, np.nan]), "b": np.float32(0.5)}) == '{"a": [1.0, null], "b": 0.5}'
+    values = {
+        "a": [float("nan"), (1.5, float("-inf"))],
+        "b": {"c": float("inf"), "d": "NaN", "e": 10**400},
+    }
+    assert (
+        text.to_json(values)
+        == f'{{"a": [null, [1.5, null]], "b": {{"c": null, "d": "NaN", "e": {10**400}}}}}'
+    )
+    assert (
+        text.to_json({"a": np.array([1.0, np.nan]), "b": np.float32(0.5)})
+        == '{"a": [1.0, null], "b": 0.5}'
+    )
     assert text.to_json({"a": 1, "b": [2]}, compact=True) == '{"a":1,"b":[2]}'
 
 
@@ -104,4 +141,6 @@ def test_all_json_that_others_read_is_written_by_one_function() -> None:
     package = Path(text.__file__).parent
     for folder in ("cli", "watch", "report", "searching/web", "serving/dialects"):
         for path in (package / folder).rglob("*.py"):
-            assert not re.search(r"(print|Response|\.write)\(json\.dumps?\(", path.read_text()), path
+            assert not re.search(r"(print|Response|\.write)\(json\.dumps?\(", path.read_text()), (
+                path
+            )

@@ -37,12 +37,18 @@ def make_run(
     finished: bool = True,
     scores: tuple[float, int] | None = None,
 ) -> Run:
-    run = create_run(name, "r", {"run": {"format": 1, "data_fingerprint": f"of {name}"}, "data": {"source": source}})
+    run = create_run(
+        name,
+        "r",
+        {"run": {"format": 1, "data_fingerprint": f"of {name}"}, "data": {"source": source}},
+    )
     os.utime(run.settings, (1e9 - age, 1e9 - age))
     if model:
         model_at(run.model)
     if finished:
-        evaluation = {"split": "test", "t2i_r1": scores[0], "candidates": scores[1]} if scores else {}
+        evaluation = (
+            {"split": "test", "t2i_r1": scores[0], "candidates": scores[1]} if scores else {}
+        )
         with_end = Finished(
             step=1,
             training_seconds=1,
@@ -83,7 +89,12 @@ def test_a_model_in_a_runs_folder_is_not_its_trained_model_but_comes_from_it(her
     (exported / "lapclip.json").write_text("{}")
     for path in (model_at(run.start), exported):
         found = which_model(str(path))
-        assert (found.path, found.run, found.config, found.data_fingerprint) == (path, None, None, None)
+        assert (found.path, found.run, found.config, found.data_fingerprint) == (
+            path,
+            None,
+            None,
+            None,
+        )
         assert found.made_by is not None
         assert found.name == "mine"
 
@@ -140,7 +151,10 @@ def test_search_takes_the_run_that_finds_photos_best() -> None:
     make_run("unscored", "photos", age=8)
     assert chosen()[0] == "unscored"
     make_run("heads", "photos", age=7, scores=(0.43, 23))
-    assert chosen() == ("heads", "the only finished run on images (text-to-image R@1 43.0% among 23, split test)")
+    assert chosen() == (
+        "heads",
+        "the only finished run on images (text-to-image R@1 43.0% among 23, split test)",
+    )
     make_run("bad", "photos", age=2, scores=(0.03, 23))
     make_run("few", "photos", age=3, scores=(1.0, 2))
     make_run("without", "photos", age=0, model=False, scores=(0.99, 1000))
@@ -153,7 +167,9 @@ def test_search_takes_the_run_that_finds_photos_best() -> None:
 def test_recall_among_few_and_among_many_is_compared_fairly() -> None:
     chance = [separation(1 / candidates, candidates) for candidates in (2, 23, 1000)]
     assert max(map(abs, chance)) < 0.3
-    assert separation(1.0, 2) < separation(0.05, 1000) < separation(0.43, 23) < separation(0.21, 1000)
+    assert (
+        separation(1.0, 2) < separation(0.05, 1000) < separation(0.43, 23) < separation(0.21, 1000)
+    )
     assert all(math.isfinite(separation(recall, n)) for recall in (0, 1) for n in (1, 2, 10**6))
 
 

@@ -38,7 +38,9 @@ class PoliteFinder:
                 execute(module)
                 module.EVERY, module.READINGS = 0.05, 1
                 module.MachineReader = lambda: (
-                    lambda: module.Reading(None, None, 0, float(os.path.exists(os.path.join(SIGNALS, "busy"))))
+                    lambda: module.Reading(
+                        None, None, 0, float(os.path.exists(os.path.join(SIGNALS, "busy")))
+                    )
                 )
 
             spec.loader.exec_module = exec_module

@@ -17,7 +17,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from lapclip.api import Evaluation, Interrupted, evaluate, export, open_run, resume, search, train, tune
+    from lapclip.api import (
+        Evaluation,
+        Interrupted,
+        evaluate,
+        export,
+        open_run,
+        resume,
+        search,
+        train,
+        tune,
+    )
     from lapclip.api.callbacks import Callback, StopTraining
     from lapclip.api.folder_search import FolderSearch, Found
     from lapclip.api.training_run import TrainingRun
@@ -73,7 +83,17 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("KMP_BLOCKTIME", "1")  # milliseconds
 
 _HOMES = {
-    "lapclip.api": ("Evaluation", "Interrupted", "evaluate", "export", "open_run", "resume", "search", "train", "tune"),
+    "lapclip.api": (
+        "Evaluation",
+        "Interrupted",
+        "evaluate",
+        "export",
+        "open_run",
+        "resume",
+        "search",
+        "train",
+        "tune",
+    ),
     "lapclip.api.callbacks": ("Callback", "StopTraining"),
     "lapclip.api.folder_search": ("FolderSearch", "Found"),
     "lapclip.api.training_run": ("TrainingRun",),
@@ -91,7 +111,11 @@ def __getattr__(name: str) -> "Any":
             import importlib
 
             module = importlib.import_module(home)
-            return importlib.import_module(f"{home}.{name}") if name == "events" else getattr(module, name)
+            return (
+                importlib.import_module(f"{home}.{name}")
+                if name == "events"
+                else getattr(module, name)
+            )
     raise AttributeError(f"module 'lapclip' has no attribute {name!r}")
 
 

@@ -69,11 +69,18 @@ class Client:
         except ValueError:  # a port that is no number
             parts, host, port = urlsplit(""), None, None
         if parts.scheme not in ("http", "https") or not host:
-            raise ConfigError(f"{url} is no address of a server.", hint='lapclip.connect("http://127.0.0.1:8871")')
+            raise ConfigError(
+                f"{url} is no address of a server.", hint='lapclip.connect("http://127.0.0.1:8871")'
+            )
         key = (key or "").strip()  # a key that was read from a file ends in a line break
         if not re.fullmatch("[ -~]*", key):
-            raise ConfigError("The API key has characters that no key of a server has.", hint="the key as it was given")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+            raise ConfigError(
+                "The API key has characters that no key of a server has.",
+                hint="the key as it was given",
+            )
+        kind = (
+            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        )
         self._connection = kind(host, port, timeout=SECONDS)
         self._base, self._key, self._url = parts.path.rstrip("/").removesuffix("/v1"), key, url
         about = self._ask("GET", "/ready", None, fingerprint)
@@ -89,17 +96,23 @@ class Client:
         """The model that all vectors of this client are of."""
         return self._fingerprint
 
-    def encode_image(self, images: OneImage | ManyImages, *, progress: bool | Progress = False) -> np.ndarray:
+    def encode_image(
+        self, images: OneImage | ManyImages, *, progress: bool | Progress = False
+    ) -> np.ndarray:
         """A unit-length row for each image, or one vector for a single image, in any form that a loaded model takes."""
         from lapclip.data.any_image import as_list, is_one_image
 
         with counted(progress, "embedding images") as bar:
             rows = self._encode(
-                as_list(images), lambda image: {"image": base64.b64encode(_bytes_of(image)).decode()}, bar
+                as_list(images),
+                lambda image: {"image": base64.b64encode(_bytes_of(image)).decode()},
+                bar,
             )
         return rows[0] if is_one_image(images) else rows
 
-    def encode_text(self, captions: str | Sequence[str], progress: bool | Progress | None = None) -> np.ndarray:
+    def encode_text(
+        self, captions: str | Sequence[str], progress: bool | Progress | None = None
+    ) -> np.ndarray:
         """A unit-length row for each caption, or one vector for a single caption."""
         given = [captions] if isinstance(captions, str) else captions
         with counted(progress, "embedding captions") as bar:
@@ -119,7 +132,10 @@ class Client:
         self.close()
 
     def _encode(
-        self, given: Sequence[Any], item: Callable[[Any], dict[str, str]], progress: Progress | None = None
+        self,
+        given: Sequence[Any],
+        item: Callable[[Any], dict[str, str]],
+        progress: Progress | None = None,
     ) -> np.ndarray:
         batches, done = [], 0
         for items in _batches(map(item, given)):
@@ -138,14 +154,20 @@ class Client:
             raise _no_server(self._url) from None
         self._check_model(made_by, self._fingerprint)
         if vectors.shape != (count, self.embedding) or not np.isfinite(vectors).all():
-            raise RunError(f"{self._url} did not send a vector of {self.embedding} numbers for each item.")
+            raise RunError(
+                f"{self._url} did not send a vector of {self.embedding} numbers for each item."
+            )
         return vectors
 
     def _check_model(self, found: str, needed: str) -> None:
         if found != needed:
-            raise RunError(f"{self._url} has model {found}, not {needed}: their vectors do not compare.")
+            raise RunError(
+                f"{self._url} has model {found}, not {needed}: their vectors do not compare."
+            )
 
-    def _ask(self, method: str, path: str, body: Any, fingerprint: str | None, first: int = 0) -> Any:
+    def _ask(
+        self, method: str, path: str, body: Any, fingerprint: str | None, first: int = 0
+    ) -> Any:
         """An answer as JSON. A server that is busy is asked again, as it says."""
         headers = {"Content-Type": "application/json"}
         if self._key:
@@ -163,7 +185,9 @@ class Client:
                 continue
             raise _as_error(status, content, self._url, first)
 
-    def _exchange(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, Any, bytes]:
+    def _exchange(
+        self, method: str, path: str, body: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, Any, bytes]:
         for last in (False, True):
             try:
                 try:
@@ -179,7 +203,9 @@ class Client:
                 # A kept connection may have been closed by the server since; a new one is tried once.
                 if last or isinstance(error, (ConnectionRefusedError, TimeoutError)):
                     reason = getattr(error, "strerror", None) or error
-                    raise RunError(f"{self._url} does not answer: {reason}.", hint="lapclip serve") from None
+                    raise RunError(
+                        f"{self._url} does not answer: {reason}.", hint="lapclip serve"
+                    ) from None
         raise AssertionError("unreachable")
 
 
@@ -226,7 +252,10 @@ def _as_file(image: Image.Image) -> bytes:
     """An open image as a PNG. Where that is too large a JPEG, whose vectors differ a little."""
     from lapclip.data.decode import as_file  # here: files are sent without Pillow
 
-    for form in ({"format": "PNG", "compress_level": 1}, {"format": "JPEG", "quality": 95, "subsampling": 0}):
+    for form in (
+        {"format": "PNG", "compress_level": 1},
+        {"format": "JPEG", "quality": 95, "subsampling": 0},
+    ):
         content = as_file(image, **form)
         if len(content) <= LARGEST_IMAGE:
             return content

@@ -36,7 +36,11 @@ BY_CONTENT, BY_NAME = "content", "name"
 
 
 def setting(
-    default: Any = dataclasses.MISSING, *, least: float | None = None, most: float | None = None, choices=()
+    default: Any = dataclasses.MISSING,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices=(),
 ) -> Any:
     """A field with its limits beside it."""
     limits = {"least": least, "most": most, "choices": tuple(choices)}
@@ -351,7 +355,12 @@ class Config:
     work: WorkConfig = WorkConfig()
 
 
-SECTIONS: dict[str, type] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig, "work": WorkConfig}
+SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "train": TrainConfig,
+    "work": WorkConfig,
+}
 
 
 @dataclass(frozen=True)
@@ -364,7 +373,9 @@ class Layer:
 
 def recipe_for(source: str | None, recipe: str | None, start: str | None = None) -> str:
     """Return the requested recipe, the default one for drawn scenes, or AUTO: chosen when the images are counted."""
-    return recipe or (DEFAULT_RECIPE if source in (None, DataConfig().source) and not start else AUTO)
+    return recipe or (
+        DEFAULT_RECIPE if source in (None, DataConfig().source) and not start else AUTO
+    )
 
 
 def recipe_from_nothing(source: str | None) -> str:
@@ -395,10 +406,13 @@ def read_layer(path: Path) -> Layer:
     try:
         values = read_toml(path)
     except FileNotFoundError:
-        raise ConfigError(f"No such file: {path}.", hint=f"--recipe with one of {', '.join(recipe_names())}") from None
+        raise ConfigError(
+            f"No such file: {path}.", hint=f"--recipe with one of {', '.join(recipe_names())}"
+        ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path} is not readable as TOML: {error}.", hint="open it in an editor and mend that line"
+            f"{path} is not readable as TOML: {error}.",
+            hint="open it in an editor and mend that line",
         ) from None
     return Layer(path.name, values)
 
@@ -438,7 +452,9 @@ def minutes_layer(minutes: float | None) -> Layer:
 
 def check_teacher(recipe: str, layers: Sequence[Layer], config: Config) -> None:
     """Refuse a recipe that learns from a teacher where none is named. The first layer is the recipe's."""
-    needs_teacher = "teacher_weight" in layers[0].values.get("train", {}) and config.train.teacher_weight
+    needs_teacher = (
+        "teacher_weight" in layers[0].values.get("train", {}) and config.train.teacher_weight
+    )
     if needs_teacher and not config.train.teacher:
         raise ConfigError(
             f"Recipe {recipe} learns from a teacher, and none is named.",
@@ -452,13 +468,20 @@ def build_config(layers: Sequence[Layer], shapes: Mapping[str, ModelConfig]) -> 
     for layer in layers:
         for section, values in layer.values.items():
             if section not in SECTIONS:
-                raise ConfigError(f"{layer.origin}: unknown section {section}. {nearest(section, SECTIONS)}")
+                raise ConfigError(
+                    f"{layer.origin}: unknown section {section}. {nearest(section, SECTIONS)}"
+                )
             if not isinstance(values, Mapping):
-                raise ConfigError(f"{layer.origin}: {section} is a section, so it takes fields.", hint=f"[{section}]")
+                raise ConfigError(
+                    f"{layer.origin}: {section} is a section, so it takes fields.",
+                    hint=f"[{section}]",
+                )
             for name, value in values.items():
                 chosen[section][name] = checked(layer.origin, section, name, value)
     shape_name = chosen["model"].get("name", DEFAULT_MODEL)
-    whole = all(one.name in chosen["model"] for one in dataclasses.fields(ModelConfig) if _is_required(one))
+    whole = all(
+        one.name in chosen["model"] for one in dataclasses.fields(ModelConfig) if _is_required(one)
+    )
     if shape_name not in shapes and not whole:
         origin = [layer.origin for layer in layers if "name" in layer.values.get("model", {})][-1]
         likely = closest(shape_name, shapes) or DEFAULT_MODEL
@@ -468,28 +491,41 @@ def build_config(layers: Sequence[Layer], shapes: Mapping[str, ModelConfig]) -> 
         base = vars(shapes[shape_name]) if shape_name in shapes else {}
         model = ModelConfig(**{**base, **chosen["model"]})
     except ConfigError as error:  # parts that do not fit each other may come from several places
-        origins = [layer.origin for layer in layers if set(layer.values.get("model", {})) - {"name"}]
+        origins = [
+            layer.origin for layer in layers if set(layer.values.get("model", {})) - {"name"}
+        ]
         raise ConfigError(f"{', '.join(origins)}: {error.message}", hint=error.hint) from None
     train = TrainConfig(**chosen["train"])
     if train.cheap_size % model.patch or train.cheap_size > model.image_size:
-        origins = [layer.origin for layer in layers if "cheap_size" in layer.values.get("train", {})]
+        origins = [
+            layer.origin for layer in layers if "cheap_size" in layer.values.get("train", {})
+        ]
         raise ConfigError(
             f"{', '.join(origins)}: train.cheap_size {train.cheap_size} must be a multiple of model.patch "
             f"{model.patch}, at most model.image_size {model.image_size}.",
             hint=f"--set train.cheap_size={max(1, model.image_size // model.patch // 2) * model.patch}",
         )
     if train.patch_dropout and model.image_tower == "convolutions":
-        origins = [layer.origin for layer in layers if "patch_dropout" in layer.values.get("train", {})]
+        origins = [
+            layer.origin for layer in layers if "patch_dropout" in layer.values.get("train", {})
+        ]
         raise ConfigError(
             f"{', '.join(origins)}: train.patch_dropout needs patches, and a tower of convolutions has none.",
             hint="--set train.patch_dropout=0",
         )
-    return Config(model=model, data=DataConfig(**chosen["data"]), train=train, work=WorkConfig(**chosen["work"]))
+    return Config(
+        model=model,
+        data=DataConfig(**chosen["data"]),
+        train=train,
+        work=WorkConfig(**chosen["work"]),
+    )
 
 
 def replace_in(config: Config, section: str, **values: Any) -> Config:
     """The configuration with some fields of one section changed."""
-    return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **values)})
+    return dataclasses.replace(
+        config, **{section: dataclasses.replace(getattr(config, section), **values)}
+    )
 
 
 def _is_required(one: dataclasses.Field) -> bool:
@@ -503,7 +539,9 @@ OLDER_WORDS = {"token": "symbol", "image": "picture", "images": "pictures"}
 def locate(name: str) -> tuple[str, str]:
     """The section and the field that a setting's name means; a field name that is unique may stand alone."""
     fields = {
-        f"{section}.{f.name}": (section, f.name) for section, kind in SECTIONS.items() for f in dataclasses.fields(kind)
+        f"{section}.{f.name}": (section, f.name)
+        for section, kind in SECTIONS.items()
+        for f in dataclasses.fields(kind)
     }
     if name in fields:
         return fields[name]
@@ -512,7 +550,9 @@ def locate(name: str) -> tuple[str, str]:
         return matches[0]
     if matches:
         options = " or ".join(".".join(found) for found in matches)
-        raise ConfigError(f"--set {name} could mean {options}.", hint=f"--set {'.'.join(matches[0])}=VALUE")
+        raise ConfigError(
+            f"--set {name} could mean {options}.", hint=f"--set {'.'.join(matches[0])}=VALUE"
+        )
     known = set(fields) if "." in name else {found[1] for found in fields.values()}
     older = re.sub("[a-z]+", lambda word: OLDER_WORDS.get(word[0], word[0]), name)
     likely = older if older in known else closest(name, known)
@@ -537,7 +577,9 @@ def checked(origin: str, section: str, name: str, value: Any) -> Any:
     limits = known[name].metadata
     where = f"{origin}: {section}.{name}"
     annotation = typing.get_type_hints(kind)[name]
-    accepted = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    accepted = (
+        typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    )
     if float in accepted and type(value) is int:
         try:
             value = float(value)
@@ -547,14 +589,23 @@ def checked(origin: str, section: str, name: str, value: Any) -> Any:
         value = str(value)  # a folder, a column or a list of one may look like a number
     if type(value) not in accepted:
         expected = " or ".join(
-            {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}[t.__name__]
+            {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}[
+                t.__name__
+            ]
             for t in accepted
         )
         raise ConfigError(f"{where} must be {expected}, not {value!r}.")
-    if isinstance(value, str) and re.search("[\ud800-\udfff]", value):  # of a name that is no UTF-8; run.toml has to be
-        raise ConfigError(f"{where} holds bytes that are no text: {value!r}.", hint="rename the folder or the file")
+    if isinstance(value, str) and re.search(
+        "[\ud800-\udfff]", value
+    ):  # of a name that is no UTF-8; run.toml has to be
+        raise ConfigError(
+            f"{where} holds bytes that are no text: {value!r}.",
+            hint="rename the folder or the file",
+        )
     if isinstance(value, str) and limits["choices"] and value not in limits["choices"]:
-        raise ConfigError(f"{where} cannot be {value!r}; it is one of {', '.join(limits['choices'])}.")
+        raise ConfigError(
+            f"{where} cannot be {value!r}; it is one of {', '.join(limits['choices'])}."
+        )
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{where} must be a finite number, not {value}.")
     if not isinstance(value, str):
@@ -580,12 +631,18 @@ def _check_shape(shape: ModelConfig) -> None:
             hint=f"--set model.embedding={shape.image_width}",
         )
     # Where SigLIP's patches do not divide an image, as 14 does not 384, its last pixels are not seen.
-    if shape.image_size % shape.patch and not shape.image_from and (not siglip or shape.image_size < shape.patch):
+    if (
+        shape.image_size % shape.patch
+        and not shape.image_from
+        and (not siglip or shape.image_size < shape.patch)
+    ):
         raise ConfigError(
             f"model.patch {shape.patch} does not divide model.image_size {shape.image_size}.",
             hint=f"--set model.image_size={max(1, shape.image_size // shape.patch) * shape.patch}",
         )
-    if shape.image_tower == "convolutions" and (shape.image_layers % STAGES or shape.image_width % 2):
+    if shape.image_tower == "convolutions" and (
+        shape.image_layers % STAGES or shape.image_width % 2
+    ):
         raise ConfigError(
             f"A tower of convolutions has blocks in {STAGES} stages and an even width, not model.image_layers "
             f"{shape.image_layers} and model.image_width {shape.image_width}.",
@@ -607,11 +664,14 @@ def _check_shape(shape: ModelConfig) -> None:
 def _check_colours(name: str, text: str, usual: str, *, above: float) -> None:
     """Three numbers for red, green and blue."""
     try:
-        fits = len(text.split()) == 3 and all(above < float(number) < math.inf for number in text.split())
+        fits = len(text.split()) == 3 and all(
+            above < float(number) < math.inf for number in text.split()
+        )
     except (ValueError, AttributeError):
         fits = False
     if not fits:
         kind = "three numbers above 0" if above == 0 else "three numbers"
         raise ConfigError(
-            f"model.{name} must be {kind}, separated by spaces, not {text!r}.", hint=f'--set "model.{name}={usual}"'
+            f"model.{name} must be {kind}, separated by spaces, not {text!r}.",
+            hint=f'--set "model.{name}={usual}"',
         )

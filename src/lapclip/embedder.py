@@ -72,7 +72,12 @@ class Encoder(ABC):
     """Where it was loaded from; empty where it was made here."""
 
     def __init__(self, view: View, tokenizer: Tokenizer, context: int, embedding: int) -> None:
-        self.view, self.tokenizer, self.context, self.embedding = view, tokenizer, context, embedding
+        self.view, self.tokenizer, self.context, self.embedding = (
+            view,
+            tokenizer,
+            context,
+            embedding,
+        )
 
     @abstractmethod
     def embed_pixels(self, pixels_BSSC: np.ndarray) -> np.ndarray:
@@ -236,15 +241,30 @@ class Encoder(ABC):
         batch_size, device, progress
             As for `encode_image`.
         """
-        names = [] if isinstance(labels, str) or not isinstance(labels, Iterable) else [str(label) for label in labels]
+        names = (
+            []
+            if isinstance(labels, str) or not isinstance(labels, Iterable)
+            else [str(label) for label in labels]
+        )
         if not names:
-            raise ConfigError("classify takes a list of labels to choose among.", hint='["cat", "dog"]')
-        sentences = _texts("classify", [] if isinstance(templates, str) else templates, "a template")
+            raise ConfigError(
+                "classify takes a list of labels to choose among.", hint='["cat", "dog"]'
+            )
+        sentences = _texts(
+            "classify", [] if isinstance(templates, str) else templates, "a template"
+        )
         if not sentences or not all("{}" in sentence for sentence in sentences):
-            raise ConfigError("classify takes a list of templates with {} for the label.", hint='["a photo of a {}."]')
+            raise ConfigError(
+                "classify takes a list of templates with {} for the label.",
+                hint='["a photo of a {}."]',
+            )
         if twice := [name for at, name in enumerate(names) if name in names[:at]]:
-            raise ConfigError(f"classify: the label {twice[0]!r} is there twice.", hint="each label once")
-        image_NE = self.encode_image(as_list(images), batch_size=batch_size, device=device, progress=progress)
+            raise ConfigError(
+                f"classify: the label {twice[0]!r} is there twice.", hint="each label once"
+            )
+        image_NE = self.encode_image(
+            as_list(images), batch_size=batch_size, device=device, progress=progress
+        )
         scale, bias = self.logits() or Logits(USUAL_SCALE, None)
         similarity_NC = image_NE @ class_embeddings(self.encode_text, names, sentences).T
         shares_NC = class_shares(similarity_NC, scale, bias)
@@ -258,11 +278,14 @@ class Encoder(ABC):
         """Move the model to a device: `auto`, `cpu`, `cuda`, `mps` or `xpu`. Gives back the model."""
         if device not in ("auto", "cpu"):
             raise ConfigError(
-                f"This model was exported for the CPU; it cannot be moved to {device}.", hint="lapclip.load(RUN)"
+                f"This model was exported for the CPU; it cannot be moved to {device}.",
+                hint="lapclip.load(RUN)",
             )
         return self
 
-    def encode_pairs(self, pairs: Pairs, progress: Progress | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def encode_pairs(
+        self, pairs: Pairs, progress: Progress | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Embeddings of all images, of all captions, and each caption's image."""
         captions, which, owner = distinct_captions(pairs)
         total = len(pairs) + len(captions)
@@ -271,7 +294,9 @@ class Encoder(ABC):
         texts = self.encode_text(captions, lambda done, _: tell(len(pairs) + done, total))
         return images, texts[which], owner
 
-    def _counted(self, made: Iterable[np.ndarray], total: int, progress: Progress | None) -> np.ndarray:
+    def _counted(
+        self, made: Iterable[np.ndarray], total: int, progress: Progress | None
+    ) -> np.ndarray:
         """Batches that are made one after the other, as one."""
         batches, done = [], 0
         for batch in made:
@@ -282,7 +307,9 @@ class Encoder(ABC):
         return self._joined(batches)
 
     def _joined(self, batches: list[np.ndarray]) -> np.ndarray:
-        return np.concatenate(batches) if batches else np.zeros((0, self.embedding), dtype=np.float32)
+        return (
+            np.concatenate(batches) if batches else np.zeros((0, self.embedding), dtype=np.float32)
+        )
 
     def summary(self) -> dict[str, str]:
         """What a person wants to know of it at a glance."""
@@ -306,14 +333,19 @@ class Encoder(ABC):
 
 def _texts(where: str, given: Any, each: str) -> list[str]:
     """One text or several, as a list. A file may have numbers or nothing where a text should be."""
-    texts = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else None
+    texts = (
+        [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else None
+    )
     if texts is None or isinstance(given, bytes):
         raise ConfigError(
-            f"{where}: a {type(given).__name__} is neither a text nor several.", hint='["a cat", "a dog"]'
+            f"{where}: a {type(given).__name__} is neither a text nor several.",
+            hint='["a cat", "a dog"]',
         )
     for at, text in enumerate(texts):
         if not isinstance(text, str):
-            raise ConfigError(f"{where}: item {at} is {text!r:.60}, and {each} is a text.", hint="str(ITEM)")
+            raise ConfigError(
+                f"{where}: item {at} is {text!r:.60}, and {each} is a text.", hint="str(ITEM)"
+            )
     return texts
 
 
@@ -327,7 +359,9 @@ class Embedder(Encoder):
     """A model in torch."""
 
     def __init__(self, model: CLIP, tokenizer: Tokenizer, device: Device) -> None:
-        super().__init__(View.of(model.shape), tokenizer, model.shape.context, model.shape.embedding)
+        super().__init__(
+            View.of(model.shape), tokenizer, model.shape.context, model.shape.embedding
+        )
         self.model, self.device = model, device
 
     @torch.inference_mode()
@@ -363,7 +397,11 @@ class Embedder(Encoder):
     def description(self) -> dict:
         """What config.json holds: everything but the weights."""
         towers = {name: spec.to_dict() for name, spec in self.model.networks().items()}
-        saved = {"format": 1, "model": asdict(self.model.shape), "tokenizer": self.tokenizer.to_dict()}
+        saved = {
+            "format": 1,
+            "model": asdict(self.model.shape),
+            "tokenizer": self.tokenizer.to_dict(),
+        }
         return {**saved, "towers": towers} if towers else saved
 
 
@@ -380,7 +418,9 @@ class OnnxSession:
         options.log_severity_level = 3
         try:
             check_plain(path)
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            self._session = onnxruntime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"]
+            )
         except Exception as error:  # whatever the engine says of a damaged file
             raise _cannot_run(path, error) from None
         self._path, self._input = path, self._session.get_inputs()[0].name
@@ -403,9 +443,14 @@ class OnnxEmbedder(Encoder):
         self.about = about = read_description(folder)
         """What lapclip.json says."""
         super().__init__(
-            _exported_view(about), _exported_tokenizer(folder, about), about["tokenizer"]["longest"], about["embedding"]
+            _exported_view(about),
+            _exported_tokenizer(folder, about),
+            about["tokenizer"]["longest"],
+            about["embedding"],
         )
-        self.files = {tower: folder / Path(about["towers"][tower]["file"]).name for tower in ("image", "text")}
+        self.files = {
+            tower: folder / Path(about["towers"][tower]["file"]).name for tower in ("image", "text")
+        }
         """Each tower's ONNX file."""
         self._image, self._text = (OnnxSession(path, threads) for path in self.files.values())
 
@@ -421,14 +466,21 @@ class OnnxEmbedder(Encoder):
         return self._text(tokens_BL)
 
     def fingerprint(self) -> str:
-        text = {"weights": digest_of_file(self.files["text"]), "tokenizer": self.tokenizer.to_dict()}
+        text = {
+            "weights": digest_of_file(self.files["text"]),
+            "tokenizer": self.tokenizer.to_dict(),
+        }
         return short_digest({**self._image_facts(), **text, "context": self.context})
 
     def image_fingerprint(self) -> str:
         return short_digest(self._image_facts())
 
     def logits(self) -> Logits | None:
-        return Logits(self.about["logit_scale"], self.about.get("logit_bias")) if "logit_scale" in self.about else None
+        return (
+            Logits(self.about["logit_scale"], self.about.get("logit_bias"))
+            if "logit_scale" in self.about
+            else None
+        )
 
     def _image_facts(self) -> dict[str, Any]:
         # Pixels are scaled inside the tower, so its file tells that too.
@@ -460,7 +512,9 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> Encoder:
     try:
         path = _path_of(os.fspath(path))
     except TypeError:
-        raise ConfigError(f"A {type(path).__name__} is no path of a model.", hint='"runs/first-run"') from None
+        raise ConfigError(
+            f"A {type(path).__name__} is no path of a model.", hint='"runs/first-run"'
+        ) from None
     found = open_exported(path) if is_exported(Path(path)) else load_torch(path, device)
     found.source = path
     return found
@@ -478,7 +532,9 @@ def _path_of(name: str) -> str:
 
 def load_torch(path: str | os.PathLike[str], device: str = "cpu") -> Embedder:
     """The same, for what needs the model in torch; folders exported for another engine are refused."""
-    with torch.device("cpu"):  # a program may have another default, to which earlier releases of safetensors read
+    with torch.device(
+        "cpu"
+    ):  # a program may have another default, to which earlier releases of safetensors read
         shape, tensors, tokenizer, towers = read_model(path)
     networks = {tower: (build_network(spec), spec) for tower, spec in towers.items()}
     # No first values: the saved ones take their place. A foreign network has to run once to be known.
@@ -486,8 +542,18 @@ def load_torch(path: str | os.PathLike[str], device: str = "cpu") -> Embedder:
         with torch.device("cpu" if networks else "meta"):
             model = CLIP(shape, networks=networks)
         model.load_state_dict(tensors, assign=True)
-    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, MemoryError) as error:
-        raise RunError(f"The model in {path} cannot be loaded: {error}.", hint="lapclip train") from None
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+        MemoryError,
+    ) as error:
+        raise RunError(
+            f"The model in {path} cannot be loaded: {error}.", hint="lapclip train"
+        ) from None
     chosen = choose_device(device)[0]
     if chosen.is_cpu:
         keep_freed_memory()  # large convolutions run at up to three times the speed
@@ -499,7 +565,9 @@ def open_exported(folder: str | os.PathLike, threads: int = 0) -> OnnxEmbedder:
     folder = Path(folder)
     made_for = read_description(folder)["format"]
     if not made_for.startswith("onnx"):
-        raise WeightsError(f"{folder} is for {made_for}, which ONNX Runtime does not read.", hint="--to onnx")
+        raise WeightsError(
+            f"{folder} is for {made_for}, which ONNX Runtime does not read.", hint="--to onnx"
+        )
     if find_spec("onnxruntime") is None:
         raise WeightsError("This needs onnxruntime.", hint=install("export"))
     try:
@@ -513,9 +581,15 @@ def read_description(folder: Path) -> dict[str, Any]:
     """What the lapclip.json of an exported folder says."""
     try:
         about = read_json(folder / DESCRIPTION)
-        return {**about, "towers": dict(about["towers"]), "preprocessing": dict(about["preprocessing"])}
+        return {
+            **about,
+            "towers": dict(about["towers"]),
+            "preprocessing": dict(about["preprocessing"]),
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WeightsError(f"{folder / DESCRIPTION} cannot be read: {error}.", hint="lapclip export again") from None
+        raise WeightsError(
+            f"{folder / DESCRIPTION} cannot be read: {error}.", hint="lapclip export again"
+        ) from None
 
 
 def _exported_view(about: dict[str, Any]) -> View:
@@ -532,5 +606,7 @@ def _exported_tokenizer(folder: Path, about: dict[str, Any]) -> Tokenizer:
     try:
         description = read_json(path)
     except (OSError, ValueError) as error:
-        raise WeightsError(f"{path} cannot be read: {error}.", hint="lapclip export again") from None
+        raise WeightsError(
+            f"{path} cannot be read: {error}.", hint="lapclip export again"
+        ) from None
     return PretrainedTokenizer(description, about["tokenizer"]["padding"])

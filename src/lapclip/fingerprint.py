@@ -44,7 +44,9 @@ def frozen_fingerprint(model: CLIP, tower: str) -> str:
     module = getattr(model, tower)
     trainable = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     facts = _image_facts(model) if tower == "image" else _text_facts(model)
-    return short_digest({"weights": weights_digest(module, lambda name: name not in trainable), tower: facts})
+    return short_digest(
+        {"weights": weights_digest(module, lambda name: name not in trainable), tower: facts}
+    )
 
 
 def weights_digest(module: nn.Module, counts: Callable[[str], bool] = lambda name: True) -> str:

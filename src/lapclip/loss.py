@@ -88,7 +88,9 @@ class SoftmaxLoss(ContrastiveLoss):
     def of_rows(self, by_image: Rows, by_text: Rows, smoothing: float = 0.0) -> Tensor:
         size = by_image.logits_RB.shape[1]
         sums = [
-            F.cross_entropy(logits_RB, _shares(positives_RB.to(logits_RB.dtype), smoothing), reduction="sum")
+            F.cross_entropy(
+                logits_RB, _shares(positives_RB.to(logits_RB.dtype), smoothing), reduction="sum"
+            )
             for logits_RB, positives_RB in (by_image, by_text)
         ]
         return (sums[0] + sums[1]) / (2 * size)
@@ -128,7 +130,9 @@ class SigmoidLoss(ContrastiveLoss):
 
     def of_rows(self, by_image: Rows, by_text: Rows, smoothing: float = 0.0) -> Tensor:
         logits_RB, positives_RB = by_image  # every pair is in the row of its image
-        return F.softplus(torch.where(positives_RB, -logits_RB, logits_RB)).sum() / logits_RB.shape[1]
+        return (
+            F.softplus(torch.where(positives_RB, -logits_RB, logits_RB)).sum() / logits_RB.shape[1]
+        )
 
 
 def contrastive_loss(
@@ -162,16 +166,23 @@ def contrastive_loss_of_rows(
     by_image_RB, by_text_RB = scale * image_BE[rows] @ text_BE.T, scale * text_BE[rows] @ image_BE.T
     if bias is not None:
         by_image_RB, by_text_RB = by_image_RB + bias, by_text_RB + bias
-    by_image, by_text = Rows(by_image_RB, positives_BB[rows]), Rows(by_text_RB, positives_BB.T[rows])
+    by_image, by_text = (
+        Rows(by_image_RB, positives_BB[rows]),
+        Rows(by_text_RB, positives_BB.T[rows]),
+    )
     return loss.of_rows(by_image, by_text, smoothing), by_image, by_text
 
 
-def distillation_loss(image_BE: Tensor, text_BE: Tensor, teacher_image_BE: Tensor, teacher_text_BE: Tensor) -> Tensor:
+def distillation_loss(
+    image_BE: Tensor, text_BE: Tensor, teacher_image_BE: Tensor, teacher_text_BE: Tensor
+) -> Tensor:
     """How far embeddings are from a teacher's: the mean of 1 - cosine over images, plus that over captions.
 
     All rows are unit length. No negatives are needed, so it does not depend on the size of the batch.
     """
-    return 2 - (image_BE * teacher_image_BE).sum(1).mean() - (text_BE * teacher_text_BE).sum(1).mean()
+    return (
+        2 - (image_BE * teacher_image_BE).sum(1).mean() - (text_BE * teacher_text_BE).sum(1).mean()
+    )
 
 
 WORD_SCALE = 16.0
@@ -200,7 +211,8 @@ def batch_accuracy(logits_BB: Tensor, positives_BB: Tensor) -> tuple[Tensor, Ten
 def accuracy_of_rows(by_image: Rows, by_text: Rows) -> tuple[Tensor, Tensor]:
     """What some rows add to both."""
     shares = [
-        rows.positives_RB.gather(1, rows.logits_RB.argmax(1, keepdim=True)).float().sum() / rows.logits_RB.shape[1]
+        rows.positives_RB.gather(1, rows.logits_RB.argmax(1, keepdim=True)).float().sum()
+        / rows.logits_RB.shape[1]
         for rows in (by_text, by_image)
     ]
     return shares[0], shares[1]

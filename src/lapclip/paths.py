@@ -79,7 +79,9 @@ def open_own(path: str | os.PathLike[str], mode: str = "rb", **text: Any) -> IO[
     writes = mode != "rb"
 
     def opened(name: str, flags: int) -> int:
-        if writes and is_link(name):  # where the system has no O_NOFOLLOW, and for its message where it has
+        if writes and is_link(
+            name
+        ):  # where the system has no O_NOFOLLOW, and for its message where it has
             raise OSError(errno.ELOOP, "it is a link")
         flags |= getattr(os, "O_NONBLOCK", 0) | (getattr(os, "O_NOFOLLOW", 0) if writes else 0)
         descriptor = os.open(name, flags, 0o666)
@@ -87,7 +89,9 @@ def open_own(path: str | os.PathLike[str], mode: str = "rb", **text: Any) -> IO[
         if stat.S_ISREG(status.st_mode) and not (writes and status.st_nlink > 1):
             return descriptor
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is a link" if stat.S_ISREG(status.st_mode) else "it is no plain file")
+        raise OSError(
+            errno.EINVAL, "it is a link" if stat.S_ISREG(status.st_mode) else "it is no plain file"
+        )
 
     return open(path, mode, opener=opened, **text)
 
@@ -135,7 +139,9 @@ def first_link(folder: Path) -> Path | None:
     return None
 
 
-def read_bytes(path: str | os.PathLike[str], most: int = LARGEST_FILE, *, own: bool = False) -> bytes:
+def read_bytes(
+    path: str | os.PathLike[str], most: int = LARGEST_FILE, *, own: bool = False
+) -> bytes:
     """A file's content. One that is larger is an OSError before any memory is taken: a file may claim any size. What
     the user names may be a pipe; with `own`, as `open_own` has it, it may not."""
     with open_own(path) if own else open(path, "rb") as file:
@@ -164,7 +170,9 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 def parse_json(text: str) -> Any:
     """What a JSON text says. Raises ValueError where it is none, nests too deeply or would take too much memory."""
-    values = 184 * text.count("{") + 64 * (text.count("[") + text.count(","))  # as CPython has them, with their places
+    values = 184 * text.count("{") + 64 * (
+        text.count("[") + text.count(",")
+    )  # as CPython has them, with their places
     if values > max(LARGEST_VALUES, VALUES_A_BYTE * len(text)):
         raise ValueError(f"its values would take about {values / 1e6:,.0f} MB of memory")
     try:
@@ -179,7 +187,9 @@ def check_size(size: int, most: int = LARGEST_FILE) -> None:
         raise OSError(f"it has {size / 1e6:,.0f} MB, and at most {most / 1e6:,.0f} MB are read")
 
 
-def write_atomic(path: Path, content: str | bytes | Callable[[Path], Any], *, durable: bool = False) -> None:
+def write_atomic(
+    path: Path, content: str | bytes | Callable[[Path], Any], *, durable: bool = False
+) -> None:
     """Write a file so that readers, and whoever comes after a crash, find it whole: as it was, or as it is to be.
 
     Content is text, bytes, or a function that writes to the path it is given. With `durable`, it is on disk before

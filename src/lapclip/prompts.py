@@ -27,7 +27,8 @@ def read_templates(text: str) -> list[str]:
     for template in templates:
         if "{}" not in template:
             raise ConfigError(
-                f"The template {template!r} has no {{}} for the class.", hint='--templates "a photo of a {}."'
+                f"The template {template!r} has no {{}} for the class.",
+                hint='--templates "a photo of a {}."',
             )
     return templates or list(TEMPLATES)
 
@@ -35,14 +36,22 @@ def read_templates(text: str) -> list[str]:
 def sentences_of(classes: Sequence[str], templates: Sequence[str]) -> list[str]:
     """All sentences of the first class, then those of the next."""
     # Replaced, not formatted: a class name may hold braces. Folder names write spaces as underscores.
-    return [template.replace("{}", name.replace("_", " ")) for name in classes for template in templates]
+    return [
+        template.replace("{}", name.replace("_", " ")) for name in classes for template in templates
+    ]
 
 
 def class_embeddings(
-    encode_text: Callable[[Sequence[str]], np.ndarray], classes: Sequence[str], templates: Sequence[str]
+    encode_text: Callable[[Sequence[str]], np.ndarray],
+    classes: Sequence[str],
+    templates: Sequence[str],
 ) -> np.ndarray:
     """A unit-length row per class: the mean of its sentences' embeddings, made unit length again, as CLIP does."""
-    means_CE = encode_text(sentences_of(classes, templates)).reshape(len(classes), len(templates), -1).mean(axis=1)
+    means_CE = (
+        encode_text(sentences_of(classes, templates))
+        .reshape(len(classes), len(templates), -1)
+        .mean(axis=1)
+    )
     return means_CE / np.maximum(np.linalg.norm(means_CE, axis=1, keepdims=True), 1e-12)
 
 

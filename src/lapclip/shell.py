@@ -77,7 +77,9 @@ def shell_of(programs: Iterable[str], *, windows: bool, unix_tools: bool = False
     """The nearest shell among the programs that a process descends from, parents first. Where there is none, as for
     what a desktop starts, the system's usual one: cmd's double quotes are what PowerShell takes as well in most words.
     """
-    names = (name.lower().removesuffix(".exe").lstrip("-") for name in programs)  # a login shell begins with a dash
+    names = (
+        name.lower().removesuffix(".exe").lstrip("-") for name in programs
+    )  # a login shell begins with a dash
     usual: Shell = "cmd" if windows and not unix_tools else "sh"
     found: list[Shell] = [PROGRAMS[name] for name in names if name in PROGRAMS]
     return found[0] if found else usual
@@ -94,8 +96,13 @@ def _ancestors() -> list[str]:
 
 def _in_sh(word: str) -> str:
     if word.isprintable():
-        return f"'{word}'" if word.startswith("=") and "'" not in word else shlex.quote(word)  # zsh: =ls is a path
-    letters = (chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f"\\x{byte:02x}" for byte in os.fsencode(word))
+        return (
+            f"'{word}'" if word.startswith("=") and "'" not in word else shlex.quote(word)
+        )  # zsh: =ls is a path
+    letters = (
+        chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f"\\x{byte:02x}"
+        for byte in os.fsencode(word)
+    )
     return f"$'{''.join(letters)}'"  # a name may hold a line break, or what would steer a terminal
 
 
@@ -104,7 +111,9 @@ def _in_fish(word: str) -> str:
         return word
     if word.isprintable():
         return "'" + re.sub(r"(['\\])", r"\\\1", word) + "'"
-    return "".join(chr(b) if chr(b).isalnum() and b < 128 else f"\\X{b:02x}" for b in os.fsencode(word))
+    return "".join(
+        chr(b) if chr(b).isalnum() and b < 128 else f"\\X{b:02x}" for b in os.fsencode(word)
+    )
 
 
 def _in_cmd(word: str) -> str:
@@ -126,7 +135,9 @@ def _text_in_powershell(text: str) -> str:
     if text.isprintable():
         return "'" + re.sub(f"([{SINGLE_QUOTES}])", r"\1\1", text) + "'"
     escaped = re.sub(f"([`${DOUBLE_QUOTES}])", r"`\1", text)
-    return '"' + "".join(one if one.isprintable() else f"$([char]{ord(one)})" for one in escaped) + '"'
+    return (
+        '"' + "".join(one if one.isprintable() else f"$([char]{ord(one)})" for one in escaped) + '"'
+    )
 
 
 def _escaped(word: str, *, in_quotes: bool) -> str:

@@ -39,7 +39,10 @@ RECORDED = ("train.start", "train.teacher", "train.minutes")
 def command(*words: object) -> str:
     """`lapclip` and these words, as they are typed. A `Path` forgets the `./` by which it was no option."""
     texts = (
-        f"{os.curdir}{os.sep}{word}" if isinstance(word, Path) and str(word)[0] == "-" else str(word) for word in words
+        f"{os.curdir}{os.sep}{word}"
+        if isinstance(word, Path) and str(word)[0] == "-"
+        else str(word)
+        for word in words
     )
     return " ".join(("lapclip", *map(quoted, texts)))
 
@@ -84,7 +87,11 @@ def _origin() -> str:
     try:
         told = json.loads(distribution("lapclip").read_text("direct_url.json") or "{}")
         commit = told.get("vcs_info")
-        return f"{commit['vcs']}+{told['url']}@{commit['commit_id']}" if commit else told.get("url", "")
+        return (
+            f"{commit['vcs']}+{told['url']}@{commit['commit_id']}"
+            if commit
+            else told.get("url", "")
+        )
     except (PackageNotFoundError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""
 
@@ -93,7 +100,9 @@ def _extras_of_tool(receipt: str) -> list[str]:
     try:
         with open(receipt, "rb") as file:
             asked = tomllib.load(file)["tool"]["requirements"]
-        return [extra for each in asked if each["name"] == "lapclip" for extra in each.get("extras", ())]
+        return [
+            extra for each in asked if each["name"] == "lapclip" for extra in each.get("extras", ())
+        ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
 
@@ -130,7 +139,11 @@ def model_word(reference: str) -> str:
 
 def set_words(settings: Mapping[str, Any]) -> list[str]:
     """The words that give these settings, each by its whole name."""
-    return [word for name, value in settings.items() for word in ("--set", f"{name}={_value_text(name, value)}")]
+    return [
+        word
+        for name, value in settings.items()
+        for word in ("--set", f"{name}={_value_text(name, value)}")
+    ]
 
 
 def train_command(saved: Mapping[str, Any], *changes: str, recipe: str = "", name: str = "") -> str:
@@ -140,9 +153,14 @@ def train_command(saved: Mapping[str, Any], *changes: str, recipe: str = "", nam
     """
     changed = _whole_names(parse_settings(list(changes)).values)
     replaced = LENGTHS if any(length in changed for length in LENGTHS) else ()
-    given = {key: value for key, value in _given(saved).items() if not recipe or key.startswith("data.")}
+    given = {
+        key: value for key, value in _given(saved).items() if not recipe or key.startswith("data.")
+    }
     settings = {key: value for key, value in given.items() if key not in replaced} | changed
-    source, minutes = str(settings.pop("data.source", DRAWN)), number(settings.pop("train.minutes", 0))
+    source, minutes = (
+        str(settings.pop("data.source", DRAWN)),
+        number(settings.pop("train.minutes", 0)),
+    )
     flags = {
         "--recipe": recipe or _recipe(saved),
         "--from": model_word(str(settings.pop("train.start", ""))),
@@ -173,7 +191,11 @@ def tune_command(saved: Mapping[str, Any]) -> str:
 
 def data_command(name: str, saved: Mapping[str, Any]) -> str:
     """`lapclip data NAME` for the data of a run, read as the run reads it."""
-    reading = {key: value for key, value in _given(saved).items() if key in READING and key != "data.source"}
+    reading = {
+        key: value
+        for key, value in _given(saved).items()
+        if key in READING and key != "data.source"
+    }
     return command("data", name, source_word(source_of(saved)), *set_words(reading))
 
 
@@ -192,22 +214,32 @@ def _given(saved: Mapping[str, Any]) -> dict[str, Any]:
     asked = _section(saved, "run").get("asked")
     if isinstance(asked, Mapping):
         # A run may come from elsewhere, and a factory that is typed is code that runs: who knows it fills it in.
-        return {name: FACTORY if _is_factory(name, value) else value for name, value in _whole_names(asked).items()}
+        return {
+            name: FACTORY if _is_factory(name, value) else value
+            for name, value in _whole_names(asked).items()
+        }
     usual = vars(DataConfig())
     known = {
         "data": {n: v for n, v in _section(saved, "data").items() if v != usual.get(n)},
         "train": saved.get("train"),
     }
-    kept = {*READING, *RECORDED} - {"data.split_rule"}  # an older run keeps its rule, and a new one takes the better
+    kept = {*READING, *RECORDED} - {
+        "data.split_rule"
+    }  # an older run keeps its rule, and a new one takes the better
     return {name: value for name, value in _whole_names(known).items() if name in kept}
 
 
 def _is_factory(name: str, value: Any) -> bool:
-    return name in ("model.image_from", "model.text_from") and re.match(r"(?!timm:|hf:)[\w.]+:", str(value)) is not None
+    return (
+        name in ("model.image_from", "model.text_from")
+        and re.match(r"(?!timm:|hf:)[\w.]+:", str(value)) is not None
+    )
 
 
 def _whole_names(sections: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{at}.{name}": value for at in sections for name, value in _section(sections, at).items()}
+    return {
+        f"{at}.{name}": value for at in sections for name, value in _section(sections, at).items()
+    }
 
 
 def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -217,6 +249,9 @@ def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _value_text(name: str, value: Any) -> str:
     """A value as --set reads it: plain where that is read as the same, else as TOML writes it."""
-    if isinstance(value, str) and value in _whole_names(parse_settings([f"{name}={value}"]).values).values():
+    if (
+        isinstance(value, str)
+        and value in _whole_names(parse_settings([f"{name}={value}"]).values).values()
+    ):
         return value
     return json.dumps(value, ensure_ascii=False, default=str)

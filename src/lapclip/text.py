@@ -58,7 +58,11 @@ def size(value: Any) -> str:
         return UNKNOWN
     if 0 < found < 1e6:
         return f"{found / 1e3:.0f} kB"
-    return f"{found / 1e9:.{2 if found < 1e10 else 1}f} GB" if found >= 1e9 else f"{found / 1e6:.0f} MB"
+    return (
+        f"{found / 1e9:.{2 if found < 1e10 else 1}f} GB"
+        if found >= 1e9
+        else f"{found / 1e6:.0f} MB"
+    )
 
 
 def gigabytes(value: int | None) -> str:
@@ -71,7 +75,13 @@ def parameters(value: Any) -> str:
     found = number(value)
     if found is None:
         return UNKNOWN
-    return f"{found / 1e9:.1f} B" if found >= 1e9 else f"{found / 1e6:.1f} M" if found >= 1e5 else count(found)
+    return (
+        f"{found / 1e9:.1f} B"
+        if found >= 1e9
+        else f"{found / 1e6:.1f} M"
+        if found >= 1e5
+        else count(found)
+    )
 
 
 def times(ratio: float) -> str:
@@ -132,7 +142,9 @@ def moment(seconds: Any) -> str:
     """A time since 1970 as date, hours and minutes here."""
     found = number(seconds)
     try:
-        return UNKNOWN if found is None else datetime.fromtimestamp(found).strftime("%Y-%m-%d %H:%M")
+        return (
+            UNKNOWN if found is None else datetime.fromtimestamp(found).strftime("%Y-%m-%d %H:%M")
+        )
     except (OverflowError, OSError, ValueError):  # a clock that was set to nonsense
         return UNKNOWN
 

@@ -41,7 +41,9 @@ def is_ours(path: Path) -> bool:
 
 def refusal(path: Path, hint: str) -> ConfigError:
     """Return the error for a path that holds something of the user's."""
-    return ConfigError(f"{path} is there and was not written by lapclip, so it is left alone.", hint=hint)
+    return ConfigError(
+        f"{path} is there and was not written by lapclip, so it is left alone.", hint=hint
+    )
 
 
 def check_replaceable(paths: Iterable[Path], hint: str = OTHER_FOLDER) -> None:
@@ -75,7 +77,9 @@ def write_user_files(
         for current, partial in partials.items():
             replace(partial, current)
     except OSError as error:
-        raise ConfigError(f"Cannot write {current}: {error.strerror or error}.", hint=hint) from error
+        raise ConfigError(
+            f"Cannot write {current}: {error.strerror or error}.", hint=hint
+        ) from error
     finally:
         for partial in partials.values():
             remove(partial)

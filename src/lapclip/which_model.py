@@ -97,7 +97,9 @@ class WhichModel:
         if self.run is None:
             return None
         saved = self.run.read_settings()
-        layer = Layer(str(self.run.settings), {section: saved.get(section, {}) for section in SECTIONS})
+        layer = Layer(
+            str(self.run.settings), {section: saved.get(section, {}) for section in SECTIONS}
+        )
         return build_config([layer], SHAPES)
 
     @cached_property
@@ -106,12 +108,16 @@ class WhichModel:
         return self.run.read_settings()["run"].get("data_fingerprint") if self.run else None
 
 
-def which_model(name: str | None, without_name: Callable[[], WhichModel] | None = None) -> WhichModel:
+def which_model(
+    name: str | None, without_name: Callable[[], WhichModel] | None = None
+) -> WhichModel:
     """The model of that name; without a name, what the rule `without_name` chooses, which is the newest run."""
     if name is None:
         return (without_name or newest_run)()
     if _is_run(RUNS / name) and not is_model(RUNS / name):
-        raise _without_model(Run(RUNS / name))  # a model of that name elsewhere is not what a run's name means
+        raise _without_model(
+            Run(RUNS / name)
+        )  # a model of that name elsewhere is not what a run's name means
     for path in (RUNS / name, Path(name)):
         if path.exists() and is_model(path):
             return WhichModel(path, Run(path) if _is_run(path) else None, ASKED)
@@ -121,7 +127,10 @@ def which_model(name: str | None, without_name: Callable[[], WhichModel] | None 
         if _is_run(path):
             raise _without_model(Run(path))
     if Path(name).exists():
-        raise NotAModel(f"{name} holds no model that lapclip reads.", hint="lapclip runs, or a model by its path")
+        raise NotAModel(
+            f"{name} holds no model that lapclip reads.",
+            hint="lapclip runs, or a model by its path",
+        )
     if Path(name).name != name:
         raise RunError(f"There is no model at {name}.", hint="lapclip runs, or a model by its path")
     if close := closest(name, published_models.MODELS):
@@ -140,17 +149,23 @@ def named_published(name: str | None) -> PublishedModel | None:
     return published_models.find(name)
 
 
-def have_model(name: str | None, *, yes: bool, counting: Callable[[str], Progress] | None = None) -> None:
+def have_model(
+    name: str | None, *, yes: bool, counting: Callable[[str], Progress] | None = None
+) -> None:
     """Fetch the published model that a name means, where it is not here yet, before a command begins with anything."""
     if (model := named_published(name)) is not None:
         fetch_once(model, yes=yes, counting=counting)
 
 
-def fetch_once(model: PublishedModel, *, yes: bool, counting: Callable[[str], Progress] | None = None) -> None:
+def fetch_once(
+    model: PublishedModel, *, yes: bool, counting: Callable[[str], Progress] | None = None
+) -> None:
     """Fetch a published model, where it is not here yet. `counting` is given what is fetched, and gives the callback
     that is told how much of it has come; without it nothing is shown."""
     if not model.in_cache:
-        published_models.fetch(model, yes=yes, progress=counting(f"fetching {model.name}, MB") if counting else None)
+        published_models.fetch(
+            model, yes=yes, progress=counting(f"fetching {model.name}, MB") if counting else None
+        )
 
 
 def start_setting(start: str | None) -> list[str]:
@@ -163,7 +178,9 @@ def teacher_setting(teacher: str | None) -> list[str]:
     if teacher is None:
         return []
     is_file = teacher.endswith(".npz")
-    return [f"train.teacher={_quoted(os.path.abspath(teacher) if is_file else which_model(teacher).reference)}"]
+    return [
+        f"train.teacher={_quoted(os.path.abspath(teacher) if is_file else which_model(teacher).reference)}"
+    ]
 
 
 def _quoted(text: str) -> str:
@@ -172,7 +189,9 @@ def _quoted(text: str) -> str:
 
 def published_for_here() -> PublishedModel | None:
     """The published model that finds most, of those that this computer has the memory and the disk for."""
-    there = next(path for path in (cache_folder(), *cache_folder().absolute().parents) if path.exists())
+    there = next(
+        path for path in (cache_folder(), *cache_folder().absolute().parents) if path.exists()
+    )
     return published_models.best_that_fits(
         available_bytes(), shutil.disk_usage(there).free, accelerator=bool(accelerators())
     )
@@ -211,17 +230,37 @@ def best_on_photos() -> WhichModel:
     if not runs:
         raise NoModel(f"There is no trained model in {RUNS.absolute()}.", hint=for_photos())
     photos = [run for run in runs if run.data_source() not in (DRAWN, None)]
-    endings = [(run, ending) for run in photos if (ending := run.last_ending()).get("type") == "finished"]
-    if scored := [(run, scores) for run, ending in endings if _are_scores(scores := mapping(ending.get("evaluation")))]:
+    endings = [
+        (run, ending) for run in photos if (ending := run.last_ending()).get("type") == "finished"
+    ]
+    if scored := [
+        (run, scores)
+        for run, ending in endings
+        if _are_scores(scores := mapping(ending.get("evaluation")))
+    ]:
         # Of equal ones the newest: max takes the first.
-        run, scores = max(scored, key=lambda each: separation(each[1]["t2i_r1"], each[1]["candidates"]))
+        run, scores = max(
+            scored, key=lambda each: separation(each[1]["t2i_r1"], each[1]["candidates"])
+        )
         found = f"text-to-image R@1 {percent(scores['t2i_r1'])} among {scores['candidates']:,}"
-        rule = f"the best of {len(scored)} finished runs" if len(scored) > 1 else "the only finished run"
-        return WhichModel(run.path, run, f"{rule} on images ({found}, split {scores.get('split') or 'val'})")
+        rule = (
+            f"the best of {len(scored)} finished runs"
+            if len(scored) > 1
+            else "the only finished run"
+        )
+        return WhichModel(
+            run.path, run, f"{rule} on images ({found}, split {scores.get('split') or 'val'})"
+        )
     for some, why in (
-        ([run for run, _ in endings], "the newest finished run that learnt from images; none was scored"),
+        (
+            [run for run, _ in endings],
+            "the newest finished run that learnt from images; none was scored",
+        ),
         (photos, "the newest run that learnt from images; none has finished"),
-        ([run for run in runs if run.last_state() == "finished"], "the newest finished run; none learnt from images"),
+        (
+            [run for run in runs if run.last_state() == "finished"],
+            "the newest finished run; none learnt from images",
+        ),
         (runs, "the newest run with a model; none has finished"),
     ):
         if some:
@@ -233,7 +272,10 @@ def separation(recall: float, candidates: int) -> float:
     """How far the score of a caption's own image lies above those of others, in standard deviations, if scores were
     normal. It makes recall among few images comparable with recall among many, where R@1 alone is not: a run with two
     held-out images finds the right one first in half of all cases by chance."""
-    normal, half = NormalDist(), 0.5 / max(candidates, 1)  # half an answer, so that all or none right is a number too
+    normal, half = (
+        NormalDist(),
+        0.5 / max(candidates, 1),
+    )  # half an answer, so that all or none right is a number too
     best_of_others = normal.inv_cdf(0.5 ** (1 / max(candidates - 1, 1)))
     return best_of_others + normal.inv_cdf(min(max(recall, half), 1 - half))
 

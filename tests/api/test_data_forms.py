@@ -43,16 +43,24 @@ def paths(tmp_path: Path) -> list[Path]:
 
 def written(data: Any, folder: Path, **settings: Any) -> Table:
     """The table that a run would read."""
-    return table_of(write_data(data, folder / "given", {f"data.{name}": value for name, value in settings.items()}))
+    return table_of(
+        write_data(
+            data, folder / "given", {f"data.{name}": value for name, value in settings.items()}
+        )
+    )
 
 
 def table_of(found: dict[str, Any]) -> Table:
-    return read_table(DataConfig(**{name.removeprefix("data."): value for name, value in found.items()}))
+    return read_table(
+        DataConfig(**{name.removeprefix("data."): value for name, value in found.items()})
+    )
 
 
 def check(table: Table, captions: list[tuple[str, ...]] | None = None) -> None:
     assert not table.skipped
-    assert [row.captions for row in table.rows] == (captions or [(caption,) for caption in CAPTIONS])
+    assert [row.captions for row in table.rows] == (
+        captions or [(caption,) for caption in CAPTIONS]
+    )
     for row, pixels in zip(table.rows, PIXELS, strict=True):
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(row.image.read()))), pixels)
 
@@ -71,13 +79,19 @@ class OwnDataset(torch.utils.data.Dataset):
 
 
 FORMS: dict[str, Callable[[list[Path]], Any]] = {
-    "pairs of paths": lambda paths: [(str(path), text) for path, text in zip(paths, CAPTIONS, strict=True)],
+    "pairs of paths": lambda paths: [
+        (str(path), text) for path, text in zip(paths, CAPTIONS, strict=True)
+    ],
     "pairs of PIL images": lambda paths: list(zip(IMAGES, CAPTIONS, strict=True)),
     "pairs of opened files": lambda paths: [
         (Image.open(path), text) for path, text in zip(paths, CAPTIONS, strict=True)
     ],
-    "pairs of bytes": lambda paths: [(path.read_bytes(), text) for path, text in zip(paths, CAPTIONS, strict=True)],
-    "paths and images, mixed": lambda paths: list(zip([*paths[:3], *IMAGES[3:]], CAPTIONS, strict=True)),
+    "pairs of bytes": lambda paths: [
+        (path.read_bytes(), text) for path, text in zip(paths, CAPTIONS, strict=True)
+    ],
+    "paths and images, mixed": lambda paths: list(
+        zip([*paths[:3], *IMAGES[3:]], CAPTIONS, strict=True)
+    ),
     "pairs with an array of captions": lambda paths: [
         (path, np.array([text])) for path, text in zip(paths, CAPTIONS, strict=True)
     ],
@@ -98,27 +112,42 @@ def test_a_form_of_data_becomes_the_same_rows(form: str, paths: list[Path], tmp_
 
 def test_frames_of_pandas_are_known_by_their_columns(paths: list[Path], tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
-    named = pandas.DataFrame({"file": [str(path) for path in paths], "caption": CAPTIONS, "stars": range(COUNT)})
+    named = pandas.DataFrame(
+        {"file": [str(path) for path in paths], "caption": CAPTIONS, "stars": range(COUNT)}
+    )
     check(written(named, tmp_path))
-    several = pandas.DataFrame({"picture": IMAGES, "captions": [[caption, "a thing"] for caption in CAPTIONS]})
+    several = pandas.DataFrame(
+        {"picture": IMAGES, "captions": [[caption, "a thing"] for caption in CAPTIONS]}
+    )
     check(written(several, tmp_path), [(caption, "a thing") for caption in CAPTIONS])
-    two = pandas.DataFrame({"a": [str(path) for path in paths], "title": CAPTIONS, "text": ["other"] * COUNT})
+    two = pandas.DataFrame(
+        {"a": [str(path) for path in paths], "title": CAPTIONS, "text": ["other"] * COUNT}
+    )
     check(written(two, tmp_path, caption_column="title"))
-    relative = pandas.DataFrame({"name": [f"photos/{path.name}" for path in paths], "caption": CAPTIONS})
+    relative = pandas.DataFrame(
+        {"name": [f"photos/{path.name}" for path in paths], "caption": CAPTIONS}
+    )
     check(written(relative, tmp_path, pictures=str(tmp_path)))
-    check(written(several, tmp_path, pictures=str(tmp_path)), [(caption, "a thing") for caption in CAPTIONS])
+    check(
+        written(several, tmp_path, pictures=str(tmp_path)),
+        [(caption, "a thing") for caption in CAPTIONS],
+    )
     with pytest.raises(DataError, match="two columns called caption"):
         write_data(pandas.concat([named, named[["caption"]]], axis=1), tmp_path / "given")
 
 
-def test_data_sets_of_hugging_face_keep_their_files_and_splits(paths: list[Path], tmp_path: Path) -> None:
+def test_data_sets_of_hugging_face_keep_their_files_and_splits(
+    paths: list[Path], tmp_path: Path
+) -> None:
     datasets = pytest.importorskip("datasets", reason="needs the extra test-slow")
     columns = {"image": [str(path) for path in paths], "text": CAPTIONS}
     data = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
     check(written(data, tmp_path))
     decoded = datasets.Dataset.from_dict({"image": IMAGES, "text": CAPTIONS})  # bytes, not paths
     check(written(decoded, tmp_path))
-    halves = datasets.DatasetDict({"train": decoded.select(range(3)), "validation": decoded.select(range(3, COUNT))})
+    halves = datasets.DatasetDict(
+        {"train": decoded.select(range(3)), "validation": decoded.select(range(3, COUNT))}
+    )
     table = written(halves, tmp_path)
     check(table)
     assert [row.split for row in table.rows] == ["train"] * 3 + ["val"] * 3
@@ -140,8 +169,18 @@ def test_paths_are_relative_to_the_folder_that_is_named(
     monkeypatch.chdir(tmp_path)
     below = [f"photos/{path.name}" for path in paths]
     opened = [Image.open(path) for path in below]  # these know where they are
-    for images, folder in ((below, tmp_path), ([*below[:3], *IMAGES[3:]], tmp_path), (opened, tmp_path / "elsewhere")):
-        check(table_of(asked_settings(list(zip(images, CAPTIONS, strict=True)), {"data.pictures": str(folder)})))
+    for images, folder in (
+        (below, tmp_path),
+        ([*below[:3], *IMAGES[3:]], tmp_path),
+        (opened, tmp_path / "elsewhere"),
+    ):
+        check(
+            table_of(
+                asked_settings(
+                    list(zip(images, CAPTIONS, strict=True)), {"data.pictures": str(folder)}
+                )
+            )
+        )
 
 
 @pytest.mark.parametrize("form", ["whole name", "field alone", "section"])
@@ -172,14 +211,21 @@ def test_a_path_that_leads_nowhere_is_counted_and_named(paths: list[Path], tmp_p
         table = written(data, tmp_path, broken_share=0.15)
         assert len(table.rows) == COUNT
         assert "no such image" in table.skipped[0].why
-        with pytest.raises(DataError, match=rf"1 of 7 images .* item {COUNT}( \(.*gone.png\))?\.") as refused:
+        with pytest.raises(
+            DataError, match=rf"1 of 7 images .* item {COUNT}( \(.*gone.png\))?\."
+        ) as refused:
             written(data, tmp_path)
         assert '"data.broken_share": 0.15' in refused.value.hint
     with pytest.raises(DataError, match=r"item 1 of val \("):
-        written({"train": FORMS["pairs of paths"](paths), "val": [(paths[0], "x"), ("gone.png", "x")]}, tmp_path)
+        written(
+            {"train": FORMS["pairs of paths"](paths), "val": [(paths[0], "x"), ("gone.png", "x")]},
+            tmp_path,
+        )
 
 
-def test_a_full_disk_is_no_missing_image(paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_no_missing_image(
+    paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copied, write = paths[0].read_bytes(), Path.write_bytes
 
     def write_half(path: Path, content: bytes) -> int:
@@ -209,14 +255,20 @@ def test_two_processes_that_write_the_same_data_both_have_it(
     assert len(list((tmp_path / "given").iterdir())) == 1
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows leaves out spaces at the end of a name")
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="Windows leaves out spaces at the end of a name"
+)
 def test_spaces_around_a_name_are_part_of_it(tmp_path: Path) -> None:
     names = ["one.png", " one.png", "one.png "]
     for name, image in zip(names, IMAGES, strict=False):
         image.save(tmp_path / name, "PNG")
     finder = ImageFinder(tmp_path)
-    assert [found.path.name for name in names if isinstance(found := finder.find(name), ImageFile)] == names
-    assert isinstance(found := finder.find("  one.png\t"), ImageFile)  # a table may have some of its own
+    assert [
+        found.path.name for name in names if isinstance(found := finder.find(name), ImageFile)
+    ] == names
+    assert isinstance(
+        found := finder.find("  one.png\t"), ImageFile
+    )  # a table may have some of its own
     assert found.path.name == "one.png"
 
 
@@ -237,7 +289,9 @@ def test_data_that_lost_files_is_whole_again_when_it_is_given_again(tmp_path: Pa
 def test_a_path_to_what_is_no_file_is_counted_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe.png")
     for path in (pipe, "/dev/zero", "a\0b.png", "~nobody-of-this-name/a.png"):
-        table = written([*zip(IMAGES, CAPTIONS, strict=True), (path, "x")], tmp_path, broken_share=0.5)
+        table = written(
+            [*zip(IMAGES, CAPTIONS, strict=True), (path, "x")], tmp_path, broken_share=0.5
+        )
         assert len(table.rows) == COUNT, path
         assert len(table.skipped) == 1, path
 
@@ -250,7 +304,10 @@ def test_a_later_image_of_a_file_is_that_one_and_not_the_first(tmp_path: Path) -
         frame.seek(at)
     found = write_data([(frame, "x") for frame in opened], tmp_path / "given")
     rows = (Path(found["data.source"]) / "captions.jsonl").read_text().splitlines()
-    stored = [Image.open(Path(found["data.source"]) / json.loads(row)["image"]).convert("RGB") for row in rows]
+    stored = [
+        Image.open(Path(found["data.source"]) / json.loads(row)["image"]).convert("RGB")
+        for row in rows
+    ]
     assert [image.getpixel((4, 4)) for image in stored] == [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
 
 
@@ -270,8 +327,14 @@ def test_a_later_image_of_a_file_is_that_one_and_not_the_first(tmp_path: Path) -
         ({"image": 3, "text": CAPTIONS}, "image is 3, no list"),
         ({"image": "a.jpg", "text": "a cat"}, "image is 'a.jpg', no list"),
         (torch.utils.data.DataLoader(OwnDataset(lambda at: 0)), "by number"),
-        (OwnDataset(lambda at: Path("nowhere.png").read_bytes()), "Item 0 .*FileNotFoundError"),  # no fault of our disk
-        (OwnDataset(lambda at: (IMAGES[at], CAPTIONS[at]), COUNT + 1), f"Item {COUNT} .*IndexError"),
+        (
+            OwnDataset(lambda at: Path("nowhere.png").read_bytes()),
+            "Item 0 .*FileNotFoundError",
+        ),  # no fault of our disk
+        (
+            OwnDataset(lambda at: (IMAGES[at], CAPTIONS[at]), COUNT + 1),
+            f"Item {COUNT} .*IndexError",
+        ),
         (OwnDataset(lambda at: (IMAGES[at], CAPTIONS[at]), -1), "how many rows it has: ValueError"),
         ([(Image.new("RGB", (0, 5)), "x")], "no pixels"),
         ([(torch.zeros(3, 8, 8, device="meta"), "x")], "cannot be read"),

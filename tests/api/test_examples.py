@@ -37,13 +37,19 @@ def test_the_first_notebook_trains_plots_and_asks(
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     notebook = nbformat.read(EXAMPLES / "first_run.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "outputs are not kept in git"
-    (training,) = [cell for cell in notebook.cells if "minutes=3" in cell.source and cell.cell_type == "code"]
+    (training,) = [
+        cell for cell in notebook.cells if "minutes=3" in cell.source and cell.cell_type == "code"
+    ]
     training.source = training.source.replace("minutes=3", "minutes=0.3")
     monkeypatch.setenv("LAPCLIP_DATA", str(here / "indexes"))
     monkeypatch.setenv("OMP_NUM_THREADS", str(os.cpu_count()))
-    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(here)}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=600, resources={"metadata": {"path": str(here)}}
+    ).execute()
     shown = {
-        cell.source: "".join("".join(output.get("data", {}).get("text/html", "")) for output in cell.outputs)
+        cell.source: "".join(
+            "".join(output.get("data", {}).get("text/html", "")) for output in cell.outputs
+        )
         for cell in notebook.cells
         if cell.cell_type == "code"
     }
@@ -53,8 +59,16 @@ def test_the_first_notebook_trains_plots_and_asks(
     after = shown[training.source]
     assert "finished" in after
     assert after.count("<svg") == 1
-    assert [markup for source, markup in shown.items() if "search.ask(" in source and markup.count("<img") == 6]
-    assert [markup for source, markup in shown.items() if "lapclip.evaluate(" in source and "R@1" in markup]
+    assert [
+        markup
+        for source, markup in shown.items()
+        if "search.ask(" in source and markup.count("<img") == 6
+    ]
+    assert [
+        markup
+        for source, markup in shown.items()
+        if "lapclip.evaluate(" in source and "R@1" in markup
+    ]
 
 
 USER_CODE = """
@@ -91,7 +105,14 @@ def test_code_of_users_is_checked_by_their_type_checker(tmp_path: Path) -> None:
     told = re.findall(r'information: Type of .* is "(.+)"', done.stdout)
     assert told[3].startswith("ndarray")
     del told[3]
-    assert told == ["float", "TrainingRun", "dict[str, Any]", "dict[str, float]", "list[dict[str, float]]", "Path"]
+    assert told == [
+        "float",
+        "TrainingRun",
+        "dict[str, Any]",
+        "dict[str, float]",
+        "list[dict[str, float]]",
+        "Path",
+    ]
     errors = [line for line in done.stdout.splitlines() if " error: " in line]
     assert len(errors) == 2, done.stdout
     assert "minuets" in errors[0]
@@ -107,7 +128,9 @@ def reply_to(asked: str, client: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_stop_button_of_a_notebook_saves_and_the_run_goes_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stop_button_of_a_notebook_saves_and_the_run_goes_on(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manager = pytest.importorskip("jupyter_client").KernelManager()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     manager.start_kernel(cwd=str(here))
@@ -128,7 +151,9 @@ def test_the_stop_button_of_a_notebook_saves_and_the_run_goes_on(here: Path, mon
         assert "everything is saved" in answer["evalue"]
         assert len(answer["traceback"]) == 1, "there is no fault to look for"
         assert lapclip.open_run().state == "stopped"
-        again = reply_to(client.execute("run = lapclip.resume()\nassert len(run.history) == 200"), client)
+        again = reply_to(
+            client.execute("run = lapclip.resume()\nassert len(run.history) == 200"), client
+        )
         assert again["status"] == "ok", again
     finally:
         client.stop_channels()
@@ -141,6 +166,8 @@ def test_a_process_that_is_terminated_saves_and_ends(here: Path) -> None:
         f"import lapclip, os, signal\nlapclip.train(settings={SETTINGS!r}, progress=False, callbacks=[lambda event: "
         "event.type == 'step' and event.step == 3 and os.kill(os.getpid(), signal.SIGTERM)])\nprint('goes on')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stdout) == (143, ""), done.stderr
     assert lapclip.open_run().state == "stopped"

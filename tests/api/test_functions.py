@@ -31,7 +31,9 @@ def run(here: Path, trained: Path) -> lapclip.TrainingRun:
 
 def test_an_evaluation_is_what_the_command_prints(run: lapclip.TrainingRun, here: Path) -> None:
     found = lapclip.evaluate(run, split="val", device="cpu", progress=False)
-    printed = json.loads(run_command("eval", "mine", "--split", "val", "--device", "cpu", "--json").stdout)
+    printed = json.loads(
+        run_command("eval", "mine", "--split", "val", "--device", "cpu", "--json").stdout
+    )
     assert found.metrics == printed["evaluation"]
     assert found["short_questions"] == printed["short_questions"]
     assert "split val" in repr(found)
@@ -42,7 +44,9 @@ def test_an_evaluation_is_what_the_command_prints(run: lapclip.TrainingRun, here
         lapclip.evaluate("nowhere", progress=False)
 
 
-def test_a_model_that_was_loaded_is_taken_where_a_name_is(run: lapclip.TrainingRun, here: Path) -> None:
+def test_a_model_that_was_loaded_is_taken_where_a_name_is(
+    run: lapclip.TrainingRun, here: Path
+) -> None:
     model = lapclip.load("mine")
     assert Path(model.source) == Path("runs/mine")
     by_name = lapclip.evaluate("mine", split="val", progress=False)
@@ -55,7 +59,12 @@ def test_a_model_that_was_loaded_is_taken_where_a_name_is(run: lapclip.TrainingR
     model.source = ""
     with pytest.raises(ConfigError, match="in no file"):
         lapclip.search(here, model, progress=False)
-    calls: list[Callable[[Any], Any]] = [lapclip.evaluate, lapclip.export, lapclip.open_run, lapclip.resume]
+    calls: list[Callable[[Any], Any]] = [
+        lapclip.evaluate,
+        lapclip.export,
+        lapclip.open_run,
+        lapclip.resume,
+    ]
     for call in calls:
         with pytest.raises(ConfigError, match="int is no"):
             call(3)
@@ -69,17 +78,24 @@ def test_templates_are_sentences(templates: Any, run: lapclip.TrainingRun, here:
         lapclip.evaluate(run, templates=templates, progress=False)
 
 
-def test_one_template_is_a_sentence_and_not_its_letters(run: lapclip.TrainingRun, here: Path) -> None:
+def test_one_template_is_a_sentence_and_not_its_letters(
+    run: lapclip.TrainingRun, here: Path
+) -> None:
     for name in ("red", "blue"):
         (here / "photos" / name).mkdir(parents=True)
         for at in range(2):
             Image.new("RGB", (40, 30 + at), name).save(here / "photos" / name / f"{at}.png")
-    one, listed = (lapclip.evaluate(run, "photos", templates=t, progress=False) for t in ("a {}.", ["a {}."]))
+    one, listed = (
+        lapclip.evaluate(run, "photos", templates=t, progress=False) for t in ("a {}.", ["a {}."])
+    )
     assert one.metrics == listed.metrics
 
 
 def test_without_progress_nothing_is_printed_while_a_model_is_fetched(
-    here: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path,
+    empty_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     told: list[bool] = []
 
@@ -123,10 +139,14 @@ def test_a_folder_is_asked_and_answers_with_images(
         found = photos.ask("a red cat", limit=2)
         assert len(found) == 2
         assert found[0].score >= found[1].score
-        printed = json.loads(run_command("search", "photos", "a red cat", "--limit", "2", "--json").stdout)
+        printed = json.loads(
+            run_command("search", "photos", "a red cat", "--limit", "2", "--json").stdout
+        )
         assert [str(path) for path in found.paths] == [hit["path"] for hit in printed["results"]]
         assert found._repr_html_().count("data:image/jpeg;base64,") == 2
-        assert photos.like(Image.new("RGB", (40, 30), "blue"), limit=1).paths == [here / "photos" / "blue.png"]
+        assert photos.like(Image.new("RGB", (40, 30), "blue"), limit=1).paths == [
+            here / "photos" / "blue.png"
+        ]
         with pytest.raises(SearchError):
             photos.ask("a cat", limit=0)
         with pytest.raises(SearchError):

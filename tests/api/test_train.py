@@ -62,12 +62,18 @@ def in_thread(work) -> Any:
 
 
 def test_a_run_from_a_thread_gives_the_losses_of_the_command(here: Path, trained: Path) -> None:
-    done = run_command("train", "--name", "typed", *(word for setting in SMALL for word in ("--set", setting)))
+    done = run_command(
+        "train", "--name", "typed", *(word for setting in SMALL for word in ("--set", setting))
+    )
     assert done.returncode == 0, done.stderr
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     seen: list[Event] = []
     settings = SETTINGS | {"train.batch_size": np.int64(16)}
-    run = in_thread(lambda: lapclip.train(name="called", settings=settings, progress=False, callbacks=[seen.append]))
+    run = in_thread(
+        lambda: lapclip.train(
+            name="called", settings=settings, progress=False, callbacks=[seen.append]
+        )
+    )
     assert isinstance(run, lapclip.TrainingRun), run
     assert losses("called") == losses("typed") != {}
     assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
@@ -81,8 +87,13 @@ def test_a_run_from_a_thread_gives_the_losses_of_the_command(here: Path, trained
     assert run.settings["train"]["steps"] == 12
     assert run.model.encode_text("a red cat").shape == (64,)
     # Callbacks get what the file gets, in that order.
-    written = [{name: value for name, value in event.items() if name != "time"} for event in run.events]
-    told = [{name: value for name, value in event.to_dict(0).items() if name != "time"} for event in seen]
+    written = [
+        {name: value for name, value in event.items() if name != "time"} for event in run.events
+    ]
+    told = [
+        {name: value for name, value in event.to_dict(0).items() if name != "time"}
+        for event in seen
+    ]
     assert told == written
     # Wherever a model is named, the run itself will do.
     assert lapclip.open_run("called").path == run.path == Path(lapclip.load(run).source)
@@ -90,7 +101,9 @@ def test_a_run_from_a_thread_gives_the_losses_of_the_command(here: Path, trained
     assert "12 of 12 steps" in run._repr_html_()
 
 
-def test_an_interrupt_saves_and_the_run_goes_on_to_the_same_losses(here: Path, trained: Path) -> None:
+def test_an_interrupt_saves_and_the_run_goes_on_to_the_same_losses(
+    here: Path, trained: Path
+) -> None:
     def interrupt(event: Event) -> None:
         if isinstance(event, lapclip.events.Step) and event.step == 4:
             signal.raise_signal(signal.SIGINT)
@@ -134,10 +147,16 @@ def test_an_interrupt_while_the_finished_run_is_scored_is_not_lost(here: Path) -
 
 
 def losses_of(folder: Path) -> dict[int, float]:
-    return {event["step"]: event["loss"] for event in read_events(folder / "events.jsonl") if event["type"] == "step"}
+    return {
+        event["step"]: event["loss"]
+        for event in read_events(folder / "events.jsonl")
+        if event["type"] == "step"
+    }
 
 
-def test_data_in_memory_is_found_again_by_a_run_that_is_resumed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_in_memory_is_found_again_by_a_run_that_is_resumed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pairs = wall_pairs(here / "walls")
     for image, _ in pairs:
         image.load()  # as in memory as can be
@@ -151,7 +170,9 @@ def test_data_in_memory_is_found_again_by_a_run_that_is_resumed(here: Path, monk
     cut = of_pairs(tensors, name="cut", callbacks=[stop])
     assert cut.state == "stopped"
     assert cut.events[-1]["reason"] == "a callback: enough"
-    assert cut.settings["data"]["source"] == whole.settings["data"]["source"], "the same data is written once"
+    assert cut.settings["data"]["source"] == whole.settings["data"]["source"], (
+        "the same data is written once"
+    )
     del pairs, tensors
     for path in (here / "walls").iterdir():
         path.unlink()
@@ -170,7 +191,9 @@ def test_data_in_memory_is_found_again_by_a_run_that_is_resumed(here: Path, monk
         lapclip.evaluate(cut, progress=False)
 
 
-def test_what_a_program_has_set_in_torch_neither_changes_a_run_nor_is_lost(here: Path, trained: Path) -> None:
+def test_what_a_program_has_set_in_torch_neither_changes_a_run_nor_is_lost(
+    here: Path, trained: Path
+) -> None:
     def careless(event: Event) -> None:
         if isinstance(event, lapclip.events.Step) and getattr(event, "step", 0) == 3:
             torch.set_grad_enabled(False)
@@ -185,7 +208,9 @@ def test_what_a_program_has_set_in_torch_neither_changes_a_run_nor_is_lost(here:
     torch.set_float32_matmul_precision("medium")
     torch.set_default_device("meta")
     try:
-        lapclip.load(trained).encode_image(Image.new("RGB", (40, 40)))  # what that keeps must not be float64
+        lapclip.load(trained).encode_image(
+            Image.new("RGB", (40, 40))
+        )  # what that keeps must not be float64
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
             run = of_scenes(name="set", callbacks=[careless])
             assert torch.is_inference_mode_enabled()
@@ -255,7 +280,9 @@ def test_one_run_at_a_time_is_trained_in_a_process(here: Path) -> None:
         ({"name": "a" * 300}, RunError, "at most 100"),
     ],
 )
-def test_what_the_command_refuses_is_an_error_of_ours(options: Any, kind: type, why: str, here: Path) -> None:
+def test_what_the_command_refuses_is_an_error_of_ours(
+    options: Any, kind: type, why: str, here: Path
+) -> None:
     with warnings.catch_warnings(), pytest.raises(kind, match=why):
         lapclip.train(progress=False, **options)
     assert not list((here / "runs").glob("*/run.toml"))
@@ -269,12 +296,17 @@ def test_the_settings_of_a_run_are_settings_of_the_next(trained: Path) -> None:
         assert vars(getattr(again, section)) == run.settings[section]
     assert again.work.polite
     started = {**run.settings, "train": {**run.settings["train"], "start": "runs/first"}}
-    for settings, start in ((run.settings, "runs/first"), (started, None)):  # then the shape is that model's
+    for settings, start in (
+        (run.settings, "runs/first"),
+        (started, None),
+    ):  # then the shape is that model's
         sections = {name.partition(".")[0] for name in asked_settings(None, settings, start=start)}
         assert sections == {"data", "train", "work"}
 
 
-def test_the_folder_of_a_runs_images_is_not_that_of_other_data(trained: Path, tmp_path: Path) -> None:
+def test_the_folder_of_a_runs_images_is_not_that_of_other_data(
+    trained: Path, tmp_path: Path
+) -> None:
     settings = {**lapclip.open_run(trained).settings, "work": {}}
     settings["data"] = {**settings["data"], "pictures": str(tmp_path)}
     assert asked_settings(None, settings)["data.pictures"] == str(tmp_path), "the same data"
@@ -283,7 +315,9 @@ def test_the_folder_of_a_runs_images_is_not_that_of_other_data(trained: Path, tm
     assert asked_settings("photos", named)["data.pictures"] == "mine"
 
 
-def test_images_by_path_move_with_the_folder_around_their_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_by_path_move_with_the_folder_around_their_run(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stop(event: Event) -> None:
         if getattr(event, "step", 0) == 2:
             raise lapclip.StopTraining
@@ -291,13 +325,18 @@ def test_images_by_path_move_with_the_folder_around_their_run(here: Path, monkey
     (here / "before").mkdir()
     monkeypatch.chdir(here / "before")
     walls = photos(Path("walls"))
-    pairs = [(path, path.with_suffix(".txt").read_text().splitlines()) for path in sorted(walls.glob("*.png"))]
+    pairs = [
+        (path, path.with_suffix(".txt").read_text().splitlines())
+        for path in sorted(walls.glob("*.png"))
+    ]
     whole = of_pairs(pairs, name="whole")
     of_pairs(pairs, name="cut", callbacks=[stop])
     monkeypatch.chdir(here)
     (here / "before").rename(here / "after")
     monkeypatch.chdir(here / "after")
-    assert lapclip.resume("cut", progress=False).settings["data"]["pictures"] == str(here / "after" / "walls")
+    assert lapclip.resume("cut", progress=False).settings["data"]["pictures"] == str(
+        here / "after" / "walls"
+    )
     assert losses("cut") == losses("whole") != {}
     assert not whole.path.exists()
     with pytest.raises(RunError, match="is not a run"):
@@ -311,7 +350,10 @@ def test_curves_are_drawn_as_one_picture(trained: Path, tmp_path: Path) -> None:
     picture = ElementTree.fromstring(run.plot().save(tmp_path / "run.svg").read_text())
     texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Loss", "Accuracy and recall", "smoothed", "chance, R@1"} <= set(texts)
-    lines = [element.get("points", "").split() for element in picture.iter("{http://www.w3.org/2000/svg}polyline")]
+    lines = [
+        element.get("points", "").split()
+        for element in picture.iter("{http://www.w3.org/2000/svg}polyline")
+    ]
     assert max(map(len, lines)) == 12  # a point for each step
     assert "Temperature" in run.plot("temperature").svg
     with pytest.raises(ValueError, match="recall"):

@@ -32,12 +32,28 @@ TINY = SHAPES["tiny"]
 
 
 def tiny_bench(**changes) -> Bench:
-    sizes = {"shape": TINY, "larger": TINY, "small": TINY, "batches": (8, 12), "turns": 1, "loss_steps": 6}
-    return Bench(**{**sizes, "copy_bytes": 1 << 20, "product_size": 64, "accelerator": None, **changes})
+    sizes = {
+        "shape": TINY,
+        "larger": TINY,
+        "small": TINY,
+        "batches": (8, 12),
+        "turns": 1,
+        "loss_steps": 6,
+    }
+    return Bench(
+        **{**sizes, "copy_bytes": 1 << 20, "product_size": 64, "accelerator": None, **changes}
+    )
 
 
 def memory(**changes: int) -> StepMemory:
-    parts = {"process": 0, "parameters": 2_500, "gradients": 300, "optimizer": 100, "activations": 50, "rest": 50}
+    parts = {
+        "process": 0,
+        "parameters": 2_500,
+        "gradients": 300,
+        "optimizer": 100,
+        "activations": 50,
+        "rest": 50,
+    }
     parts = {name: size * 10**6 for name, size in (parts | changes).items()}
     return StepMemory(peak=sum(parts.values()), traffic=0, **parts)
 
@@ -92,7 +108,9 @@ BOTH_SIDES: list[tuple[Callable[..., Finding], tuple, tuple]] = [
 
 
 @pytest.mark.parametrize(("verdict", "holding", "failing"), BOTH_SIDES)
-def test_each_verdict_has_two_sides(verdict: Callable[..., Finding], holding: tuple, failing: tuple) -> None:
+def test_each_verdict_has_two_sides(
+    verdict: Callable[..., Finding], holding: tuple, failing: tuple
+) -> None:
     assert verdict(*holding).verdict == HOLDS
     assert verdict(*failing).verdict == FAILS
     assert verdict(*holding).here != verdict(*failing).here or verdict is judge.best_batch
@@ -118,7 +136,9 @@ def test_reasons_name_what_the_public_source_explains() -> None:
     assert with_background.keys() == {15, 20, 24}
     assert all("\n" not in text and "  " not in text for text in with_background.values())
     (row,) = claims.measure_claims([20], tiny_bench())
-    assert row["reason"].startswith("1/12 is 8.3%; 1/16 belongs to batches of 16; the published 14.6 %")
+    assert row["reason"].startswith(
+        "1/12 is 8.3%; 1/16 belongs to batches of 16; the published 14.6 %"
+    )
     assert "another alphabet" in row["reason"]
     (row,) = claims.measure_claims([28], tiny_bench())
     assert row["reason"].endswith("battery of that machine")
@@ -134,7 +154,9 @@ def test_the_background_of_the_chance_claim_is_arithmetic() -> None:
 
 
 @pytest.mark.slow
-def test_every_claim_is_measured_on_a_machine_without_accelerator_and_without_runs(here: Path) -> None:
+def test_every_claim_is_measured_on_a_machine_without_accelerator_and_without_runs(
+    here: Path,
+) -> None:
     steps: list[tuple[int, int, str]] = []
     rows = claims.measure_claims(bench=tiny_bench(), progress=lambda *what: steps.append(what))
     assert [one["number"] for one in rows] == list(range(1, 31))
@@ -148,7 +170,9 @@ def test_every_claim_is_measured_on_a_machine_without_accelerator_and_without_ru
             assert measured_claims.ABSENT in one["reason"]
     kinds = {claim.number: claim.kind for claim in all_claims()}
     open_ones = {one["number"] for one in rows if one["verdict"] == UNKNOWN}
-    assert open_ones <= {number for number, kind in kinds.items() if kind in ("accelerator", "run")} | {10}
+    assert open_ones <= {
+        number for number, kind in kinds.items() if kind in ("accelerator", "run")
+    } | {10}
     assert steps[1] == (1, 30, f"1. {all_claims()[0].claim}")
     assert {int(what.split(".")[0]) for _, _, what in steps[:-1]} == set(range(1, 31))
     assert steps[-1] == (30, 30, "")
@@ -180,7 +204,9 @@ def test_threads_are_judged_on_four_and_four_cores_only(monkeypatch: pytest.Monk
 
 def test_a_larger_model_has_a_larger_checkpoint_and_more_memory() -> None:
     deep = dataclasses.replace(TINY, image_layers=4, text_layers=4)
-    sizes = [measured_claims.checkpoint_size(tiny_bench(shape=shape)).here for shape in (TINY, deep)]
+    sizes = [
+        measured_claims.checkpoint_size(tiny_bench(shape=shape)).here for shape in (TINY, deep)
+    ]
     megabytes = [float(str(here).split(" MB")[0]) for here in sizes]
     assert megabytes[1] > 1.5 * megabytes[0]
     assert parameters(deep) > 1.5 * parameters(TINY)
@@ -205,14 +231,18 @@ def test_a_mask_is_judged_by_its_result(monkeypatch: pytest.MonkeyPatch) -> None
     assert finding.verdict == FAILS
     assert "works: scripting a .bool() mask, scripting a bool mask" in str(finding.here)
     monkeypatch.setattr(
-        measured_claims, "_cast_attention", lambda *tensors: measured_claims._masked_attention(*tensors) + 1
+        measured_claims,
+        "_cast_attention",
+        lambda *tensors: measured_claims._masked_attention(*tensors) + 1,
     )
     finding = measured_claims.attention_mask(tiny_bench())
     assert finding.verdict == HOLDS
     assert "scripting a .bool() mask: " in str(finding.here)
 
 
-def test_a_measurement_that_fails_leaves_the_others_standing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_that_fails_leaves_the_others_standing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail(_: Bench) -> Finding:
         raise MemoryError("none left\nsecond line")
 
@@ -229,8 +259,12 @@ def test_an_unknown_number_is_refused() -> None:
 
 def test_negatives_are_graded_by_their_differences() -> None:
     scenes = split_scenes(2, 0)["val"]
-    alike_II = np.array([[5 - one.differences(other) for other in scenes] for one in scenes], dtype=float)
-    confused_II = np.where(alike_II >= 4, 5.0, alike_II)  # cannot tell scenes that differ in one attribute
+    alike_II = np.array(
+        [[5 - one.differences(other) for other in scenes] for one in scenes], dtype=float
+    )
+    confused_II = np.where(
+        alike_II >= 4, 5.0, alike_II
+    )  # cannot tell scenes that differ in one attribute
     assert set(run_claims.accuracy_by_difficulty(alike_II, scenes).values()) == {1.0}
     graded = run_claims.accuracy_by_difficulty(confused_II, scenes)
     assert graded["hard"] == 0.0
@@ -240,16 +274,29 @@ def test_negatives_are_graded_by_their_differences() -> None:
 def test_claims_about_a_run_read_the_newest_finished_one_of_the_recipes_length_and_shape(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = {"model.name": '"tiny"', "data.train_pairs": 24, "train.epochs": 5, "train.batch_size": 12}
+    recipe = {
+        "model.name": '"tiny"',
+        "data.train_pairs": 24,
+        "train.epochs": 5,
+        "train.batch_size": 12,
+    }
     (here / "recipes").mkdir()
-    (here / "recipes" / "seed.toml").write_text("".join(f"{name} = {value}\n" for name, value in recipe.items()))
+    (here / "recipes" / "seed.toml").write_text(
+        "".join(f"{name} = {value}\n" for name, value in recipe.items())
+    )
     monkeypatch.setattr("lapclip.config.RECIPES", here / "recipes")
     plain = [one for one in SMALL if one.split("=")[0] not in {*recipe, "train.steps"}]
     train("seed", [*plain, "train.steps=3"], name="short")
     text = (here / "runs" / "short" / "events.jsonl").read_text()
-    for name, change in (("small", ("text_layers", 9)), ("few", ("train_pairs", 9)), ("batches", ("batch_size", 9))):
+    for name, change in (
+        ("small", ("text_layers", 9)),
+        ("few", ("train_pairs", 9)),
+        ("batches", ("batch_size", 9)),
+    ):
         shutil.copytree(here / "runs" / "short", here / "runs" / name)
-        changed = re.sub(rf'"{change[0]}":\d+', f'"{change[0]}":{change[1]}', text).replace('"step":3', '"step":10')
+        changed = re.sub(rf'"{change[0]}":\d+', f'"{change[0]}":{change[1]}', text).replace(
+            '"step":3', '"step":10'
+        )
         (here / "runs" / name / "events.jsonl").write_text(changed)
     numbers = (13, 14, 15, 17, 18)
     bench = tiny_bench()
@@ -269,7 +316,10 @@ def test_claims_about_a_run_read_the_newest_finished_one_of_the_recipes_length_a
         if event["type"] == "step":
             event["temperature"] = 0.07 + event["step"] / 100
     sensed = next(event for event in changed if event["type"] == "sensors")
-    lines = [json.dumps(event) for event in (*changed[:-1], {**sensed, "joules": {"package": 9e4}, "celsius": 70.0})]
+    lines = [
+        json.dumps(event)
+        for event in (*changed[:-1], {**sensed, "joules": {"package": 9e4}, "celsius": 70.0})
+    ]
     events.write_text("\n".join([*lines, json.dumps(changed[-1])]) + "\n")
     assert run_claims.temperature(bench).verdict == HOLDS
     assert "at most 70 C" in str(run_claims.heat(bench).here)
@@ -297,7 +347,10 @@ def test_the_command_prints_a_table_and_writes_markdown(here: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["--only", "99"], "no claim 99"), (["--only", "28", "--markdown", "file/table.md"], "Cannot write file")],
+    [
+        (["--only", "99"], "no claim 99"),
+        (["--only", "28", "--markdown", "file/table.md"], "Cannot write file"),
+    ],
 )
 def test_bad_input_is_refused_in_a_few_lines(here: Path, arguments: list[str], words: str) -> None:
     (here / "file").touch()

@@ -36,8 +36,20 @@ def test_train_prints_a_summary_that_ends_with_the_next_command(here: Path) -> N
     assert "lapclip eval mine" in done.stdout
     assert "step 12  epoch 3  val text to image R@1/5/10" in done.stderr
     listed = json.loads(lapclip("runs", "--json").stdout)["runs"]
-    assert [(row["name"], row["state"], row["step"], row["steps"]) for row in listed] == [("mine", "finished", 12, 12)]
-    known = {"name", "state", "step", "steps", "best", "best_split", "best_step", "started", "age_seconds"}
+    assert [(row["name"], row["state"], row["step"], row["steps"]) for row in listed] == [
+        ("mine", "finished", 12, 12)
+    ]
+    known = {
+        "name",
+        "state",
+        "step",
+        "steps",
+        "best",
+        "best_split",
+        "best_step",
+        "started",
+        "age_seconds",
+    }
     assert listed[0].keys() == known | {"waits_for", "paused", "reason"}
     assert listed[0]["best_split"] == "val"
     assert "val R@1" in lapclip("runs").stdout
@@ -46,12 +58,16 @@ def test_train_prints_a_summary_that_ends_with_the_next_command(here: Path) -> N
     assert "(split test)" in about
     assert "single word" in about
     written = json.loads(lapclip("report", "mine", "--json").stdout)["files"]
-    assert "R@1, test" in next(Path(file) for file in written if file.endswith(".md")).read_text(encoding="utf-8")
+    assert "R@1, test" in next(Path(file) for file in written if file.endswith(".md")).read_text(
+        encoding="utf-8"
+    )
     watched = json.loads(lapclip("watch", "mine", "--once", "--json").stdout)["runs"][0]
     assert (watched["best_split"], watched["evaluation"]["split"]) == ("val", "test")
 
 
-def test_json_is_one_object_and_nothing_else_on_stdout(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_object_and_nothing_else_on_stdout(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     trained = lapclip_process("train", "--json", *set_flags(*SMALL))
     outcome = json.loads(trained.stdout)
     assert outcome.keys() == {
@@ -59,17 +75,44 @@ def test_json_is_one_object_and_nothing_else_on_stdout(here: Path, capfd: pytest
         "data", "best_step", "early", "evaluation", "start_evaluation", "short_questions", "places", "phase_seconds",
     }  # fmt: skip
     evaluated = json.loads(lapclip("eval", "--json").stdout)
-    assert capfd.readouterr().out == ""  # from libraries neither, which know nothing of Python's stdout
-    scores = {"candidates", "t2i_r1", "t2i_r5", "t2i_r10", "i2t_r1", "i2t_r5", "i2t_r10", "chance", "intervals"}
+    assert (
+        capfd.readouterr().out == ""
+    )  # from libraries neither, which know nothing of Python's stdout
+    scores = {
+        "candidates",
+        "t2i_r1",
+        "t2i_r5",
+        "t2i_r10",
+        "i2t_r1",
+        "i2t_r5",
+        "i2t_r10",
+        "chance",
+        "intervals",
+    }
     assert evaluated["evaluation"].keys() >= scores
-    assert all(0 <= evaluated["evaluation"][name] <= 1 for name in scores - {"candidates", "intervals"})
-    assert evaluated["evaluation"]["intervals"].keys() >= scores - {"candidates", "chance", "intervals"}
+    assert all(
+        0 <= evaluated["evaluation"][name] <= 1 for name in scores - {"candidates", "intervals"}
+    )
+    assert evaluated["evaluation"]["intervals"].keys() >= scores - {
+        "candidates",
+        "chance",
+        "intervals",
+    }
     assert all(Path(path).exists() for path in evaluated["files"])
     told = lapclip("eval", "--split", "val")
-    for words in ("split val (asked for)", "rank of the right answer", "easy  medium    hard", "alignment"):
+    for words in (
+        "split val (asked for)",
+        "rank of the right answer",
+        "easy  medium    hard",
+        "alignment",
+    ):
         assert words in told.stdout
     assert "embedding images and captions" in told.stderr
-    assert told.stdout.strip().splitlines()[-1].startswith("Next: open runs/first-run/evaluation/val/evaluation.html")
+    assert (
+        told.stdout.strip()
+        .splitlines()[-1]
+        .startswith("Next: open runs/first-run/evaluation/val/evaluation.html")
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,8 +127,14 @@ def test_json_is_one_object_and_nothing_else_on_stdout(here: Path, capfd: pytest
         ),
         (["train", "--name", "a/b"], "cannot name a run"),
         (["train", "--minutes", "soon"], "Try: lapclip train --help"),
-        (["train", "photos", "--minutes", "0"], "--minutes must be more than 0, not 0. Try: --minutes 5"),
-        (["tune", "photos", "--seconds", "0"], "--seconds must be more than 0, not 0. Try: --seconds 60"),
+        (
+            ["train", "photos", "--minutes", "0"],
+            "--minutes must be more than 0, not 0. Try: --minutes 5",
+        ),
+        (
+            ["tune", "photos", "--seconds", "0"],
+            "--seconds must be more than 0, not 0. Try: --seconds 60",
+        ),
         (["trian"], "Try: lapclip --help"),
         (["resume"], "There are no runs in"),
         (["resume", "nothing"], "No run called nothing"),
@@ -102,7 +151,9 @@ def test_json_is_one_object_and_nothing_else_on_stdout(here: Path, capfd: pytest
         (["model"], "Try: lapclip model --help"),
     ],
 )
-def test_bad_input_gets_status_2_and_at_most_three_lines(here: Path, arguments: list[str], words: str) -> None:
+def test_bad_input_gets_status_2_and_at_most_three_lines(
+    here: Path, arguments: list[str], words: str
+) -> None:
     refused = lapclip(*arguments)
     assert refused.returncode == 2, refused.stderr
     assert words in " ".join(refused.stderr.split())
@@ -135,12 +186,27 @@ def test_a_run_that_exists_is_refused_before_any_work(here: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["train", "resume", "stop", "runs", "eval", "gained", "report", "machine", "tune", "compare", "claims", "model"],
+    [
+        "train",
+        "resume",
+        "stop",
+        "runs",
+        "eval",
+        "gained",
+        "report",
+        "machine",
+        "tune",
+        "compare",
+        "claims",
+        "model",
+    ],
 )
 def test_help_has_runnable_examples_and_a_word_on_each_argument(name: str) -> None:
     text = lapclip(name, "--help").stdout
     examples = [
-        line.strip(" •").strip() for line in text.splitlines() if line.strip(" •").startswith(f"lapclip {name}")
+        line.strip(" •").strip()
+        for line in text.splitlines()
+        if line.strip(" •").startswith(f"lapclip {name}")
     ]
     assert examples or f"Example: lapclip {name}" in text
     for argument in re.findall(r"│ (RUN|NAME|--\w+)(.*)│", text):
@@ -154,7 +220,9 @@ def test_model_counts_parameters() -> None:
     assert counted.keys() == {"name", "parameters", "image_parameters", "text_parameters"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["runs"], ["model", "vit-b-16"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["runs"], ["model", "vit-b-16"]]
+)
 def test_help_and_runs_never_load_torch(here: Path, arguments: list[str]) -> None:
     program = (
         "import sys\nfrom lapclip.cli import main\n"
@@ -168,16 +236,23 @@ def test_help_and_runs_never_load_torch(here: Path, arguments: list[str]) -> Non
 def test_a_reader_that_goes_away_ends_a_command_without_a_word(here: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run(command("runs", "--json"), stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    done = subprocess.run(
+        command("runs", "--json"), stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120
+    )
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
     "error",
-    [OSError(errno.ENOSPC, "No space left on device"), FileNotFoundError(2, "No usable temporary directory found")],
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        FileNotFoundError(2, "No usable temporary directory found"),
+    ],
 )
-def test_a_full_disk_is_no_fault_of_ours(here: Path, monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+def test_a_full_disk_is_no_fault_of_ours(
+    here: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise error
 

@@ -26,12 +26,16 @@ def test_check_says_the_gravest_first_and_ends_with_the_next_command(here: Path)
     done = lapclip("data", "check", ".", "--recipe", "first-run", "--set", "data.seed=0", *TINY)
     lines = done.stdout.splitlines()
     assert lines[0] == ".  16 images, 20 captions, of which 14 images can be used"
-    assert any("splits" in line and "train 12, val 2" in line for line in lines)  # of those that can be used
+    assert any(
+        "splits" in line and "train 12, val 2" in line for line in lines
+    )  # of those that can be used
     assert any("held out" in line and "34% to 100%" in line for line in lines)
     assert "cannot be read" in lines[lines.index("findings") + 1]
     assert lines[-1].startswith("Next: ")
     kept = "--recipe first-run --set data.seed=0 --set model.name=tiny"
-    assert f"train . {kept} --set data.broken_share=0.13, or mend" in lines[-1]  # two of sixteen cannot be read
+    assert (
+        f"train . {kept} --set data.broken_share=0.13, or mend" in lines[-1]
+    )  # two of sixteen cannot be read
 
 
 def test_data_that_is_not_there_is_the_users_input(here: Path) -> None:

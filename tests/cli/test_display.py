@@ -19,7 +19,11 @@ def step(number: int) -> events.Step:
 def test_a_terminal_shows_loss_accuracy_rate_and_time_left() -> None:
     screen = io.StringIO()
     display = Display(Console(file=screen, force_terminal=True, width=100, highlight=False))
-    display(events.Resumed(step=3, steps=1200, batch_size=16, checkpoint="step-00000003", skipped=["step-9: short"]))
+    display(
+        events.Resumed(
+            step=3, steps=1200, batch_size=16, checkpoint="step-00000003", skipped=["step-9: short"]
+        )
+    )
     for number in range(4, 8):
         display(step(number))
     display(events.Stopped(step=7, reason="SIGINT"))
@@ -33,8 +37,12 @@ def test_a_terminal_shows_loss_accuracy_rate_and_time_left() -> None:
 def test_the_rate_after_a_resume_counts_the_steps_since_then() -> None:
     """A step is recorded one step late, but at once before an evaluation: two events may come together."""
     screen, now = io.StringIO(), 100.0
-    display = Display(Console(file=screen, force_terminal=True, width=160, highlight=False), lambda: now)
-    display(events.Resumed(step=10, steps=40, batch_size=300, checkpoint="step-00000010", skipped=[]))
+    display = Display(
+        Console(file=screen, force_terminal=True, width=160, highlight=False), lambda: now
+    )
+    display(
+        events.Resumed(step=10, steps=40, batch_size=300, checkpoint="step-00000010", skipped=[])
+    )
     now = 103.0
     display(step(11))
     now = 103.001
@@ -48,12 +56,18 @@ def test_the_rate_after_a_resume_counts_the_steps_since_then() -> None:
 def test_a_fallback_is_said_above_the_bar_and_the_bar_goes_back() -> None:
     screen = io.StringIO()
     display = Display(Console(file=screen, force_terminal=True, width=160, highlight=False))
-    display(events.Resumed(step=3, steps=1200, batch_size=16, checkpoint="step-00000003", skipped=[]))
+    display(
+        events.Resumed(step=3, steps=1200, batch_size=16, checkpoint="step-00000003", skipped=[])
+    )
     for number in range(4, 8):
         display(step(number))
     text = "cuda failed at step 8 (CUDA error: unknown); the CPU takes over; going on after step 3"
     places = {"image": "cpu", "text": "cpu"}
-    display(events.FellBack(step=3, cause="device error", change={"device": "cpu"}, devices=places, text=text))
+    display(
+        events.FellBack(
+            step=3, cause="device error", change={"device": "cpu"}, devices=places, text=text
+        )
+    )
     display(step(4))
     display(events.Stopped(step=4, reason="SIGINT"))
     shown = screen.getvalue()
@@ -80,7 +94,12 @@ def test_what_is_done_to_images_is_said_by_its_name(capsys) -> None:
     assert "packing images" in screen.getvalue()
     assert "looking at images" in screen.getvalue()
     plain = Display(Console(file=screen, force_terminal=False))
-    for total, what in ((7000, "packing"), (7000, "packing"), (90, "packing"), (90, "the teacher embeds images")):
+    for total, what in (
+        (7000, "packing"),
+        (7000, "packing"),
+        (90, "packing"),
+        (90, "the teacher embeds images"),
+    ):
         plain.data_progress(50, total, what)
     said = capsys.readouterr().err.splitlines()
     assert said == ["packing images: 7,000", "packing images: 90", "the teacher embeds images: 90"]
@@ -95,7 +114,9 @@ def test_what_is_counted_has_a_bar_or_a_line_now_and_then(capsys) -> None:
             tell(done, 1500)
         display.close()
     assert "looking at images" in screen.getvalue()
-    assert "all 1,500 done; computing" in screen.getvalue()  # a terminal is never left without a sign of life
+    assert (
+        "all 1,500 done; computing" in screen.getvalue()
+    )  # a terminal is never left without a sign of life
     assert "1,500/1,500" in screen.getvalue()
     assert capsys.readouterr().err == "looking at images: 512 of 1,500\n"
 
@@ -103,6 +124,8 @@ def test_what_is_counted_has_a_bar_or_a_line_now_and_then(capsys) -> None:
 def test_captions_and_names_are_text_and_never_markup() -> None:
     screen = io.StringIO()
     display = Display(Console(file=screen, force_terminal=True, width=100, highlight=False))
-    display(events.Resumed(step=3, steps=9, batch_size=2, checkpoint="x", skipped=["[red]odd[/red]"]))
+    display(
+        events.Resumed(step=3, steps=9, batch_size=2, checkpoint="x", skipped=["[red]odd[/red]"])
+    )
     display.close()
     assert "[red]odd[/red]" in screen.getvalue()

@@ -31,21 +31,30 @@ def test_a_run_that_does_not_learn_is_told_in_words_with_the_next_command(here: 
     listed = lapclip("doctor", "--all").stdout
     assert "Looked for: " in listed
     assert "slower-than-tuned" in listed
-    assert done.stdout.index("alarm") < done.stdout.index("note ")  # the small batch is good to know
+    assert done.stdout.index("alarm") < done.stdout.index(
+        "note "
+    )  # the small batch is good to know
     result = json.loads(lapclip("doctor", "dull", "--json").stdout)
     assert result.keys() == {"run", "findings", "checked", "not_checked"}
     assert "slower-than-tuned" in result["not_checked"]
     assert Path(result["run"]) == Path("runs/dull")
-    found = [finding["id"] for finding in result["findings"] if finding["id"] != "waiting-for-data"]  # on busy cores
+    found = [
+        finding["id"] for finding in result["findings"] if finding["id"] != "waiting-for-data"
+    ]  # on busy cores
     assert found == ["stuck-loss", "small-batch"]
-    assert all(each.keys() == {"id", "severity", "title", "evidence", "next"} for each in result["findings"])
+    assert all(
+        each.keys() == {"id", "severity", "title", "evidence", "next"}
+        for each in result["findings"]
+    )
     assert {"stuck-loss", "not-a-number", "small-batch"} <= set(result["checked"])
     assert "slower-than-tuned" not in result["checked"]
 
 
 def test_a_suggested_command_runs_and_trains_on_the_same_photos(here: Path) -> None:
     write_photos(here / "my photos", ["train"] * 16 + ["val"] * 4)
-    short = set_flags(*(each for each in SMALL if "train_pairs" not in each and "batch_size" not in each))
+    short = set_flags(
+        *(each for each in SMALL if "train_pairs" not in each and "batch_size" not in each)
+    )
     given = (
         "my photos",
         "--recipe",

@@ -27,20 +27,39 @@ def recorded(name: str) -> dict:
 
 
 def test_flags_set_settings_and_win_over_set(here: Path) -> None:
-    done = lapclip("train", "--name", "mine", "--json", *FLAGS, *set_flags(*QUICK, "train.batch_size=16"))
+    done = lapclip(
+        "train", "--name", "mine", "--json", *FLAGS, *set_flags(*QUICK, "train.batch_size=16")
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 4  # 64 pairs in batches of 32, twice
     asked = recorded("mine")["run"]["asked"]["train"]
     wanted = {"device": "cpu", "batch_size": 32, "epochs": 2, "learning_rate": 0.001}
     assert {name: asked[name] for name in wanted} == wanted
-    settings = {"train.batch_size": 16, "data.train_pairs": 64, "model.name": "tiny", "train.threads": 1}
-    package.train(name="python", settings=settings, device="cpu", batch_size=32, epochs=1, lr=1e-3, progress=False)
+    settings = {
+        "train.batch_size": 16,
+        "data.train_pairs": 64,
+        "model.name": "tiny",
+        "train.threads": 1,
+    }
+    package.train(
+        name="python",
+        settings=settings,
+        device="cpu",
+        batch_size=32,
+        epochs=1,
+        lr=1e-3,
+        progress=False,
+    )
     asked = recorded("python")["run"]["asked"]["train"]
     assert {name: asked[name] for name in wanted} == wanted | {"epochs": 1}
 
 
 def test_bad_values_are_refused_by_name(here: Path) -> None:
-    for flag, value, part in (("--batch-size", "1", "batch_size"), ("--device", "gpu", "device"), ("--lr", "x", "lr")):
+    for flag, value, part in (
+        ("--batch-size", "1", "batch_size"),
+        ("--device", "gpu", "device"),
+        ("--lr", "x", "lr"),
+    ):
         done = lapclip("train", flag, value)
         assert done.returncode == 2
         assert part in done.stderr
@@ -55,7 +74,10 @@ def test_flags_of_other_trainers_are_answered_with_ones_that_exist(here: Path, f
     unknown, hint = done.stderr.strip().splitlines()
     assert unknown == f"Unknown option: {flag}."
     assert hint == f"Try: {OTHER_FLAGS[flag]}"
-    own = {"from" if name == "start" else name.replace("_", "-") for name in inspect.signature(train).parameters}
+    own = {
+        "from" if name == "start" else name.replace("_", "-")
+        for name in inspect.signature(train).parameters
+    }
     for named in re.findall(r"--([a-z-]+)", hint):
         assert named in {*own, "set"}
     for setting in re.findall(r"--set (\S+?),?(?= |$)", hint):
@@ -76,7 +98,10 @@ def test_names_of_settings_are_answered_with_set(here: Path, flag: str, hint: st
 
 def test_a_path_with_a_space_is_answered_with_quotes(here: Path) -> None:
     Path("My Photos").mkdir()
-    for arguments in (["train", "My", "Photos/", "--epochs", "3"], ["data", "check", "My", "Photos/"]):
+    for arguments in (
+        ["train", "My", "Photos/", "--epochs", "3"],
+        ["data", "check", "My", "Photos/"],
+    ):
         done = lapclip(*arguments)
         assert done.returncode == 2
         problem, hint = done.stderr.strip().splitlines()

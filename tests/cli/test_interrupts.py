@@ -31,14 +31,17 @@ except KeyboardInterrupt:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals to send to oneself")
 @pytest.mark.parametrize(
     ("number", "when", "said"),
-    [("SIGINT", "before", ""), ("SIGINT", "importing", ""), ("SIGINT", "in", "told\n"), ("SIGTERM", "in", "told\n")],
+    [
+        ("SIGINT", "before", ""),
+        ("SIGINT", "importing", ""),
+        ("SIGINT", "in", "told\n"),
+        ("SIGTERM", "in", "told\n"),
+    ],
 )
 def test_an_interrupt_is_an_exception_only_where_a_command_works(
     tmp_path: Path, number: str, when: str, said: str
 ) -> None:
-    half = (
-        f"import os, signal\ntry:\n    os.kill(os.getpid(), signal.{number})\nexcept BaseException:\n    print('half')"
-    )
+    half = f"import os, signal\ntry:\n    os.kill(os.getpid(), signal.{number})\nexcept BaseException:\n    print('half')"
     (tmp_path / "interrupted.py").write_text(half)
     arguments = [sys.executable, "-c", PROGRAM, str(tmp_path), number, when]
     done = subprocess.run(arguments, capture_output=True, text=True)

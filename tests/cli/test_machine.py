@@ -25,12 +25,24 @@ sys.meta_path.insert(0, NoTorch())
 from lapclip.cli import main
 main({arguments!r})
 """
-CHECKS = ["python", "torch", "memory", "disk", "power", "low-power mode", "other load", "swap", "throttling"]
+CHECKS = [
+    "python",
+    "torch",
+    "memory",
+    "disk",
+    "power",
+    "low-power mode",
+    "other load",
+    "swap",
+    "throttling",
+]
 
 
 def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
     program = NO_TORCH.format(arguments=list(arguments))
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
 
 
 def test_json_keeps_the_contract(here: Path) -> None:
@@ -53,7 +65,18 @@ def test_json_keeps_the_contract(here: Path) -> None:
 def test_a_person_gets_every_fact_and_the_next_command(here: Path) -> None:
     done = lapclip("machine")
     assert done.returncode == 0, done.stderr
-    for word in ("cores", "vectors", "memory", "swap", "disk", "power", "heat", "energy", "torch", "accelerator"):
+    for word in (
+        "cores",
+        "vectors",
+        "memory",
+        "swap",
+        "disk",
+        "power",
+        "heat",
+        "energy",
+        "torch",
+        "accelerator",
+    ):
         assert f"\n  {word} " in done.stdout
     for name in CHECKS:
         assert f"  {name} " in done.stdout.partition("checks")[2]
@@ -94,10 +117,30 @@ def test_facts_that_nobody_knows_are_called_unknown() -> None:
             "physical_cores",
         ]
     )
-    known = {"cores": 4, "usable_cores": 2, "memory_bytes": 8e9, "memory_free_bytes": 1e9, "system": "Linux"}
-    bare = {"kind": "xpu", "name": "a GPU", "memory_bytes": None, "free_bytes": None, "shares_memory": None}
+    known = {
+        "cores": 4,
+        "usable_cores": 2,
+        "memory_bytes": 8e9,
+        "memory_free_bytes": 1e9,
+        "system": "Linux",
+    }
+    bare = {
+        "kind": "xpu",
+        "name": "a GPU",
+        "memory_bytes": None,
+        "free_bytes": None,
+        "shares_memory": None,
+    }
     told = dict(
-        rows({**nothing, **known, "architecture": "arm", "python": "3.11", "accelerators": [{**bare, "driver": None}]})
+        rows(
+            {
+                **nothing,
+                **known,
+                "architecture": "arm",
+                "python": "3.11",
+                "accelerators": [{**bare, "driver": None}],
+            }
+        )
     )
     assert told["cores"] == "unknown (kinds unknown), 4 threads, 2 usable here"
     assert told["heat"] == "unknown, clock unknown"
@@ -108,17 +151,30 @@ def test_facts_that_nobody_knows_are_called_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fast", "slow", "words"), [(4, 4, "8 (4 performance and 4 efficiency)"), (8, 0, "8 (all of one kind)")]
+    ("fast", "slow", "words"),
+    [(4, 4, "8 (4 performance and 4 efficiency)"), (8, 0, "8 (all of one kind)")],
 )
 def test_kinds_of_cores_in_words(fast: int, slow: int, words: str) -> None:
     from lapclip.cli.machine import _cores
 
-    found = {"performance_cores": fast, "efficiency_cores": slow, "physical_cores": 8, "usable_cores": 8, "cores": 8}
+    found = {
+        "performance_cores": fast,
+        "efficiency_cores": slow,
+        "physical_cores": 8,
+        "usable_cores": 8,
+        "cores": 8,
+    }
     assert _cores(found).startswith(words)
 
 
 def test_one_thread_is_one_thread() -> None:
     build = {"version": "2", "cuda": None, "hip": None, "threads": 1, "vectors": "AVX2"}
     assert "1 thread," in _torch(build)
-    cores = {"performance_cores": None, "efficiency_cores": None, "physical_cores": 1, "cores": 1, "usable_cores": 1}
+    cores = {
+        "performance_cores": None,
+        "efficiency_cores": None,
+        "physical_cores": 1,
+        "cores": 1,
+        "usable_cores": 1,
+    }
     assert _cores(cores).endswith("1 thread")

@@ -20,7 +20,13 @@ from lapclip.errors import ConfigError
 from ..conftest import SMALL, lapclip, set_flags
 from ..small_runs import photos
 
-READ = {"join --key-file", "search FOLDER", "search --like", "serve --api-key-file", "serve --search"}
+READ = {
+    "join --key-file",
+    "search FOLDER",
+    "search --like",
+    "serve --api-key-file",
+    "serve --search",
+}
 """Paths that commands only read."""
 
 
@@ -39,7 +45,9 @@ class Case:
 
 PAGE_LIMIT = 1_000_000  # bytes; a page has five million
 CASES = {
-    "report --out": Case(["report", "mine", "--out", "out"], ["out/report.html", "out/report.md"], PAGE_LIMIT),
+    "report --out": Case(
+        ["report", "mine", "--out", "out"], ["out/report.html", "out/report.md"], PAGE_LIMIT
+    ),
     "eval --out": Case(
         ["eval", "mine", "--device", "cpu", "--out", "out"],
         ["out/evaluation.html", "out/evaluation.md", "out/evaluation.json"],
@@ -51,9 +59,14 @@ CASES = {
         PAGE_LIMIT,
     ),
     "export --out": Case(
-        ["export", "mine", "--to", "openclip", "--out", "out"], ["out/README.md", "out"], 50_000, ("--force",)
+        ["export", "mine", "--to", "openclip", "--out", "out"],
+        ["out/README.md", "out"],
+        50_000,
+        ("--force",),
     ),
-    "embed --out": Case(["embed", "photos", "--model", "mine", "--out", "out.npz"], ["out.npz"], 25_000),
+    "embed --out": Case(
+        ["embed", "photos", "--model", "mine", "--out", "out.npz"], ["out.npz"], 25_000
+    ),
     "claims --markdown": Case(["claims", "--only", "28", "--markdown", "out.md"], ["out.md"], 100),
 }
 
@@ -81,7 +94,9 @@ def runs(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     photos(folder / "photos", 40)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        kept = [setting for setting in SMALL if not setting.startswith(("model.", "data.tokenizer"))]
+        kept = [
+            setting for setting in SMALL if not setting.startswith(("model.", "data.tokenizer"))
+        ]
         done = lapclip("train", "--from", "mine", "--name", "tuned", *set_flags(*kept))
     assert done.returncode == 0, done.stderr
     return folder

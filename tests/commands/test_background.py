@@ -31,8 +31,23 @@ from lapclip.data.sources.files import FILES
 from lapclip.data.table import Table
 from lapclip.errors import DataError, RunError
 from lapclip.machine.polite import PolitePauses
-from lapclip.runs.folder import Run, _new_folder, all_runs, create_run, find_run, is_reserved, reserve_run
-from lapclip.runs.heartbeat import PREPARING, at_work_path, beat_of, others_at_work, read_beat, write_beat
+from lapclip.runs.folder import (
+    Run,
+    _new_folder,
+    all_runs,
+    create_run,
+    find_run,
+    is_reserved,
+    reserve_run,
+)
+from lapclip.runs.heartbeat import (
+    PREPARING,
+    at_work_path,
+    beat_of,
+    others_at_work,
+    read_beat,
+    write_beat,
+)
 
 from ..conftest import SMALL, lapclip, lapclip_process, set_flags
 from ..small_runs import photos, stop_after, train_small
@@ -55,12 +70,18 @@ def until(ready: Any, seconds: float = 90.0) -> None:
 
 
 def events(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path("runs", name, "events.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in Path("runs", name, "events.jsonl").read_text().splitlines()
+    ]
 
 
 def test_a_run_in_the_background_works_on_is_listed_and_stops_when_asked(here: Path) -> None:
     done = begin("mine", LONG, "--json")
-    assert json.loads(done.stdout) == {"run": str(Path("runs/mine")), "name": "mine", "state": "starting"}
+    assert json.loads(done.stdout) == {
+        "run": str(Path("runs/mine")),
+        "name": "mine",
+        "state": "starting",
+    }
     run = find_run("mine")
     assert run.state in ("starting", "running")
     until(lambda: run.state == "running" and run.events.exists() and len(events("mine")) > 5)
@@ -83,7 +104,14 @@ def test_a_run_in_the_background_works_on_is_listed_and_stops_when_asked(here: P
 def test_a_process_that_dies_without_a_word_is_recognised_and_can_be_resumed(here: Path) -> None:
     begin("mine", LONG)
     run = find_run("mine")
-    until(lambda: run.state == "running" and run.pulse.exists() and run.events.exists() and len(events("mine")) > 5)
+    until(
+        lambda: (
+            run.state == "running"
+            and run.pulse.exists()
+            and run.events.exists()
+            and len(events("mine")) > 5
+        )
+    )
     beat = read_beat(run.pulse)
     assert beat is not None
     os.kill(beat.process, signal.SIGKILL)
@@ -102,7 +130,9 @@ def test_a_process_that_dies_without_a_word_is_recognised_and_can_be_resumed(her
 
 def test_a_run_does_not_wait_for_itself(here: Path) -> None:
     for arguments in (("--name", "z", "--after", "z"), ("--name", "z", "--after", "runs/z")):
-        write_beat(here / "runs" / "z" / "starting", replace(beat_of(os.getpid(), "starting"), began=0.0))
+        write_beat(
+            here / "runs" / "z" / "starting", replace(beat_of(os.getpid(), "starting"), began=0.0)
+        )
         refused = lapclip("train", "--background", *arguments, *set_flags(*LONG))
         assert refused.returncode == 2
         assert "itself" in refused.stderr
@@ -114,7 +144,9 @@ def test_a_caption_to_follow_is_never_taken_for_two(here: Path) -> None:
     assert "cat|dog" in refused.stderr
 
 
-def test_stop_reaches_a_run_that_was_just_resumed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_reaches_a_run_that_was_just_resumed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert train_small(callbacks=stop_after(1)).state == "stopped"
     run = find_run("run")
     assert run.stop_asked()
@@ -125,7 +157,9 @@ def test_stop_reaches_a_run_that_was_just_resumed(here: Path, monkeypatch: pytes
     assert resume("run", detached=True).state == "stopped"
 
 
-def test_stop_asks_again_where_the_request_was_forgotten(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_asks_again_where_the_request_was_forgotten(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert train_small(callbacks=stop_after(1)).state == "stopped"
     asked: list[bool] = []
 
@@ -136,7 +170,9 @@ def test_stop_asks_again_where_the_request_was_forgotten(here: Path, monkeypatch
         return "stopped" if len(asked) > 5 and asked[-1] else "running"
 
     monkeypatch.setattr(Run, "state", property(state))
-    monkeypatch.setattr("lapclip.cli.stop.time.sleep", lambda _: len(asked) < 20 or pytest.fail("not asked again"))
+    monkeypatch.setattr(
+        "lapclip.cli.stop.time.sleep", lambda _: len(asked) < 20 or pytest.fail("not asked again")
+    )
     assert lapclip("stop", "run").returncode == 0
 
 
@@ -188,14 +224,22 @@ def test_every_flag_of_train_arrives_in_the_background(
     photos(here / "photos", 12)
     arguments = ["train", "photos", "--json", "--debug"]
     for name, parameter in inspect.signature(train_command).parameters.items():
-        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or name in ("common", "reserved", *NOT_THERE):
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or name in (
+            "common",
+            "reserved",
+            *NOT_THERE,
+        ):
             continue
         flag = {"start": "--from", "settings": "--set"}.get(name, f"--{name.replace('_', '-')}")
-        arguments += [flag] if parameter.default is False else [flag, VALUES.get(name, "some words")]
+        arguments += (
+            [flag] if parameter.default is False else [flag, VALUES.get(name, "some words")]
+        )
     arguments[arguments.index("--name") + 1] = "chosen"
     given = in_background(arguments, monkeypatch)
     expected = parsed(arguments)
-    assert {name for name, value in expected.items() if value} == set(expected)  # nothing was left out here
+    assert {name for name, value in expected.items() if value} == set(
+        expected
+    )  # nothing was left out here
     found = parsed(given)
     assert is_reserved("chosen", found.pop("reserved"))
     assert found == expected
@@ -212,7 +256,9 @@ def test_a_run_in_the_background_without_a_name_gets_that_of_its_folder(
 
 
 def test_a_flag_that_nobody_thought_of_arrives(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tomorrow(*, background: bool = False, hidden: str = "", reserved: str = "", name: str = "") -> int:
+    def tomorrow(
+        *, background: bool = False, hidden: str = "", reserved: str = "", name: str = ""
+    ) -> int:
         train_in_background(ARGUMENTS.get(), "first-run", name or None)
         return 0
 
@@ -228,7 +274,11 @@ def test_resume_in_the_background_goes_on_with_the_run_that_was_the_newest(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_run("mine", "first-run", {"run": {"format": 1}})
-    for given, words in (([], ["mine"]), (["mine"], ["mine"]), (["runs/mine", "--debug"], ["runs/mine", "--debug"])):
+    for given, words in (
+        ([], ["mine"]),
+        (["mine"], ["mine"]),
+        (["runs/mine", "--debug"], ["runs/mine", "--debug"]),
+    ):
         found = in_background(["resume", "--background", *given], monkeypatch)
         assert found[:2] == ["resume", "--detached"]
         assert [word for word in found[2:] if word != "--background"] == words
@@ -238,7 +288,13 @@ def test_resume_in_the_background_goes_on_with_the_run_that_was_the_newest(
 
 def test_bad_settings_are_refused_at_once(here: Path) -> None:
     Path("empty").mkdir()
-    settings = [("--set", "nope=1"), ("--recipe", "nope"), ("--after", "nope"), ("--name", "../x"), ("--minutes", "0")]
+    settings = [
+        ("--set", "nope=1"),
+        ("--recipe", "nope"),
+        ("--after", "nope"),
+        ("--name", "../x"),
+        ("--minutes", "0"),
+    ]
     for arguments in (*settings, ("--recipe", "distil"), ("nowhere",), ("empty",)):
         done = lapclip("train", "--background", *arguments)
         assert done.returncode == 2
@@ -246,15 +302,25 @@ def test_bad_settings_are_refused_at_once(here: Path) -> None:
     assert not list(Path().glob("runs/*"))
 
 
-def test_rows_that_the_foreground_refuses_are_refused_at_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_the_foreground_refuses_are_refused_at_once(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is decoded for it, and the towers of the recipe are not opened."""
     photos(here / "photos", 12)
     rows = "".join(f"gone{at}.jpg,a dog\n" for at in range(4))
-    (here / "photos" / "captions.csv").write_text(f"image,caption\n000.png,a cat\n001.png,a cow\n{rows}")
+    (here / "photos" / "captions.csv").write_text(
+        f"image,caption\n000.png,a cat\n001.png,a cow\n{rows}"
+    )
     (here / "one.csv").write_text("image,caption\nphotos/000.png,a cat\n")
-    (here / "val.csv").write_text("image,caption,split\nphotos/000.png,a cat,val\nphotos/001.png,a cow,val\n")
+    (here / "val.csv").write_text(
+        "image,caption,split\nphotos/000.png,a cat,val\nphotos/001.png,a cow,val\n"
+    )
     monkeypatch.setattr(choose_recipe, "CHECK_SECONDS", 60.0)
-    for data, part in (("photos", "4 of 6 rows"), ("one.csv", "at least 10 pairs"), ("val.csv", "train on")):
+    for data, part in (
+        ("photos", "4 of 6 rows"),
+        ("one.csv", "at least 10 pairs"),
+        ("val.csv", "train on"),
+    ):
         for recipe in ([], ["--recipe", "photos"]):
             done = lapclip("train", data, "--background", *recipe)
             assert (done.returncode, part in done.stderr) == (2, True), done.stderr
@@ -278,11 +344,15 @@ def test_data_is_read_once_and_what_takes_long_to_read_is_left_to_the_run(
         return read(config)
 
     monkeypatch.setattr(FILES, "read_table", read_table)
-    assert parsed(in_background(["train", "photos", "--background"], monkeypatch))["name"] == "heads"
+    assert (
+        parsed(in_background(["train", "photos", "--background"], monkeypatch))["name"] == "heads"
+    )
     assert len(reads) == 1
     monkeypatch.setattr(choose_recipe, "CHECK_SECONDS", 0.05)
     began = time.monotonic()
-    assert parsed(in_background(["train", "photos", "--background"], monkeypatch))["name"] == "heads-2"
+    assert (
+        parsed(in_background(["train", "photos", "--background"], monkeypatch))["name"] == "heads-2"
+    )
     assert len(reads) == 2
     assert time.monotonic() - began < 100
     slow.set()
@@ -293,7 +363,9 @@ def test_nothing_is_refused_with_torch_that_can_be_refused_without(here: Path) -
         "import sys\nfrom lapclip.cli import main\ntry:\n    main(['train', '--background', 'nowhere'])\n"
         "except SystemExit as end:\n    sys.exit(end.code if 'torch' not in sys.modules else 9)"
     )
-    assert subprocess.run([sys.executable, "-c", program], stderr=subprocess.DEVNULL).returncode == 2
+    assert (
+        subprocess.run([sys.executable, "-c", program], stderr=subprocess.DEVNULL).returncode == 2
+    )
 
 
 def refused(name: str, *log: str) -> Run:
@@ -335,21 +407,33 @@ def test_a_process_that_was_killed_while_starting_gave_no_reason(here: Path) -> 
     assert not hint
     assert "without a word" in refused("other").last_words()[0]
     assert (
-        refused("more", WHY, "Try: --set train.steps=3").last_words()[1] == "the same command with --set train.steps=3"
+        refused("more", WHY, "Try: --set train.steps=3").last_words()[1]
+        == "the same command with --set train.steps=3"
     )
 
 
-def test_a_run_that_never_began_does_not_hold_its_name(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_never_began_does_not_hold_its_name(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refused("first-run", WHY)
-    assert parsed(in_background(["train", "--background", "--name", "first-run"], monkeypatch))["name"] == "first-run"
+    assert (
+        parsed(in_background(["train", "--background", "--name", "first-run"], monkeypatch))["name"]
+        == "first-run"
+    )
     run = find_run("first-run")
     assert (run.state, run.log.read_text()) == ("starting", "")
-    assert lapclip("train", "--background", "--name", "first-run").returncode == 2  # this one is at work
+    assert (
+        lapclip("train", "--background", "--name", "first-run").returncode == 2
+    )  # this one is at work
     refused("mine", WHY)
-    assert create_run("mine", "first-run", {"run": {"format": 1}}).read_settings() == {"run": {"format": 1}}
+    assert create_run("mine", "first-run", {"run": {"format": 1}}).read_settings() == {
+        "run": {"format": 1}
+    }
     far = refused("far", WHY)
     write_beat(far.starting, replace(beat_of(os.getpid()), host="another computer", time=0.0))
-    assert lapclip("train", "--background", "--name", "far").returncode == 2  # it may be at work over there
+    assert (
+        lapclip("train", "--background", "--name", "far").returncode == 2
+    )  # it may be at work over there
 
 
 def fill_folder(path: Path, file: str, text: str) -> None:
@@ -384,7 +468,9 @@ def test_a_name_that_another_process_took_just_now_stays_its_own(
     assert is_reserved(found[-1], "of the other")
 
 
-def test_a_command_that_is_interrupted_leaves_no_reserved_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_is_interrupted_leaves_no_reserved_folder(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -413,9 +499,9 @@ def test_one_run_waits_for_another(here: Path) -> None:
         assert second.state == "starting"
         until(lambda: second.waits_for == "first")
         rows = json.loads(lapclip("runs", "--json").stdout)["runs"]
-        assert [(row["name"], row["state"], row["waits_for"]) for row in rows if row["name"] == "second"] == [
-            ("second", "starting", "first")
-        ]
+        assert [
+            (row["name"], row["state"], row["waits_for"]) for row in rows if row["name"] == "second"
+        ] == [("second", "starting", "first")]
         assert "waiting" in lapclip("runs").stdout
         (watched,) = json.loads(lapclip("watch", "second", "--json").stdout)["runs"]
         assert (watched["state"], watched["waits_for"]) == ("waiting", "first")
@@ -427,7 +513,9 @@ def test_one_run_waits_for_another(here: Path) -> None:
     assert events("second")[0]["time"] >= ended
 
 
-def test_a_run_that_is_still_starting_is_waited_for(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_still_starting_is_waited_for(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(background, "CHECK_EVERY", 0.0)
     first = reserve_run("first", "first-run", "secret")
     write_beat(first.starting, beat_of(os.getpid()))
@@ -449,7 +537,11 @@ def test_a_run_that_waits_can_be_stopped_and_leaves_nothing(here: Path) -> None:
         begin("second", SMALL, "--after", "first")
         until(lambda: "waiting for first" in Path("runs/second/log.txt").read_text())
         done = lapclip("stop", "second", "--json")
-    assert json.loads(done.stdout) == {"run": str(Path("runs/second")), "state": "stopped", "step": 0}
+    assert json.loads(done.stdout) == {
+        "run": str(Path("runs/second")),
+        "state": "stopped",
+        "step": 0,
+    }
     assert not Path("runs/second").exists()
 
 
@@ -517,16 +609,32 @@ def test_a_run_that_is_made_ready_in_the_foreground_is_listed(
 def test_a_polite_run_waits_and_goes_on_by_itself_with_the_same_result(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = iter([None, None, "on battery, 9 % left", "on battery, 9 % left", "on battery, 9 % left", *[None] * 99])
+    looks = iter(
+        [
+            None,
+            None,
+            "on battery, 9 % left",
+            "on battery, 9 % left",
+            "on battery, 9 % left",
+            *[None] * 99,
+        ]
+    )
     monkeypatch.setattr(PolitePauses, "reason", lambda self: next(looks))
     monkeypatch.setattr("lapclip.training.loop.PAUSE_CHECK", 0.01)
     train("first-run", SMALL, name="plain")
     # Each step takes longer than this, so that the pause comes right after a checkpoint of the same step.
-    train("first-run", [*SMALL, "work.polite=true", "train.checkpoint_every_seconds=0.000001"], name="polite")
+    train(
+        "first-run",
+        [*SMALL, "work.polite=true", "train.checkpoint_every_seconds=0.000001"],
+        name="polite",
+    )
     told = [event for event in events("polite") if event["type"] in ("paused", "went_on")]
     assert [(event["type"], event["step"]) for event in told] == [("paused", 3), ("went_on", 3)]
     assert told[0]["reason"] == "on battery, 9 % left"
     assert "paused after step 3: on battery, 9 % left" in Run(Path("runs/polite")).log.read_text()
-    losses = [[event["loss"] for event in events(name) if event["type"] == "step"] for name in ("plain", "polite")]
+    losses = [
+        [event["loss"] for event in events(name) if event["type"] == "step"]
+        for name in ("plain", "polite")
+    ]
     assert losses[0] == losses[1]
     assert Path("runs/polite/checkpoints/step-00000012").is_dir()

@@ -18,7 +18,12 @@ from lapclip.weights.pretrained_networks import trust
 from tests.networks import tiny_text
 
 IMAGE = "tests.networks:tiny_image"
-COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220), "yellow": (230, 220, 30)}
+COLOURS = {
+    "red": (220, 30, 30),
+    "green": (30, 200, 30),
+    "blue": (30, 30, 220),
+    "yellow": (230, 220, 30),
+}
 COUNT = 60
 
 
@@ -30,7 +35,9 @@ def walls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     draw = np.random.default_rng(0)
     for at, colour in enumerate(colours):
         noise = draw.integers(0, 30, (40, 40, 3))
-        Image.fromarray(np.clip(noise + COLOURS[colour], 0, 255).astype(np.uint8)).save(folder / f"{at:03}.png")
+        Image.fromarray(np.clip(noise + COLOURS[colour], 0, 255).astype(np.uint8)).save(
+            folder / f"{at:03}.png"
+        )
     return folder, colours
 
 
@@ -38,10 +45,16 @@ def walls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 def small_towers(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Two small networks in the place of those that come as packages."""
     trust(IMAGE)
-    towers = replace(SHAPES["towers"], image_from=IMAGE, text_from=str(tiny_text(tmp_path_factory.mktemp("text"))))
+    towers = replace(
+        SHAPES["towers"],
+        image_from=IMAGE,
+        text_from=str(tiny_text(tmp_path_factory.mktemp("text"))),
+    )
     monkeypatch.setattr(probe, "SHAPES", {**SHAPES, "towers": towers})
     monkeypatch.setattr(data, "towers_installed", lambda: True)
-    monkeypatch.setattr(data, "epoch_seconds", lambda *_: (0.0, "", 0.0))  # takes its time, and is tested elsewhere
+    monkeypatch.setattr(
+        data, "epoch_seconds", lambda *_: (0.0, "", 0.0)
+    )  # takes its time, and is tested elsewhere
 
 
 def checked(walls: tuple[Path, list[str]], captions: list[list[str]]) -> tuple[set[str], dict]:
@@ -50,15 +63,22 @@ def checked(walls: tuple[Path, list[str]], captions: list[list[str]]) -> tuple[s
     with open(folder / "captions.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["filepath", "caption"])
-        writer.writerows((f"{at:03}.png", caption) for at, own in enumerate(captions) for caption in own)
+        writer.writerows(
+            (f"{at:03}.png", caption) for at, own in enumerate(captions) for caption in own
+        )
     found = check_data(str(folder), "photos", ["data.tokenizer=characters"])
-    kinds = {finding["kind"] for finding in found["findings"] if finding["kind"].startswith("captions_")}
+    kinds = {
+        finding["kind"] for finding in found["findings"] if finding["kind"].startswith("captions_")
+    }
     return kinds - {"captions_cut"}, found["belonging"]
 
 
 def own_captions(colours: list[str]) -> list[list[str]]:
     """Two captions of each image, no two of them the same."""
-    return [[f"a {colour} wall {at}", f"{colour} paint in the day {at}"] for at, colour in enumerate(colours)]
+    return [
+        [f"a {colour} wall {at}", f"{colour} paint in the day {at}"]
+        for at, colour in enumerate(colours)
+    ]
 
 
 def test_true_captions_are_not_accused(walls: tuple[Path, list[str]]) -> None:
@@ -88,7 +108,9 @@ def test_shuffled_captions_are_found(walls: tuple[Path, list[str]]) -> None:
 
 
 @pytest.mark.parametrize("by", [1, -1], ids=["down", "up"])
-def test_captions_that_moved_by_a_row_are_named_as_such(walls: tuple[Path, list[str]], by: int) -> None:
+def test_captions_that_moved_by_a_row_are_named_as_such(
+    walls: tuple[Path, list[str]], by: int
+) -> None:
     rows = [caption for own in own_captions(walls[1]) for caption in own]
     rows = [*rows[-by:], *rows[:-by]]
     kinds, measured = checked(walls, [rows[at : at + 2] for at in range(0, len(rows), 2)])

@@ -32,7 +32,9 @@ TINY = "model.name=tiny"
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    return check_data(str(odd_folder(tmp_path_factory.mktemp("odd"))), "first-run", [TINY, "data.tokenizer=clip"])
+    return check_data(
+        str(odd_folder(tmp_path_factory.mktemp("odd"))), "first-run", [TINY, "data.tokenizer=clip"]
+    )
 
 
 def finding(found: dict, kind: str) -> dict:
@@ -87,12 +89,16 @@ def test_the_gravest_findings_come_first(found: dict) -> None:
     places = [order.index(each["severity"]) for each in found["findings"]]
     assert places == sorted(places)
     assert finding(found, "image_in_two_splits")["severity"] == "alarm"
-    assert finding(found, "unreadable")["severity"] == "alarm"  # two of sixteen are more than data.broken_share
+    assert (
+        finding(found, "unreadable")["severity"] == "alarm"
+    )  # two of sixteen are more than data.broken_share
 
 
 def test_needs_leave_out_what_cannot_be_read(found: dict) -> None:
     side = found["needs"]["image_size"]
-    assert found["needs"]["store_bytes"] == store_bytes(found["images"] - 4, 2, side)  # two cannot be read, two are val
+    assert found["needs"]["store_bytes"] == store_bytes(
+        found["images"] - 4, 2, side
+    )  # two cannot be read, two are val
     assert found["needs"]["epoch_seconds"] > 0
     assert "16 pairs timed now on" in found["needs"]["epoch_seconds_from"]
 
@@ -123,10 +129,17 @@ def category_data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_images_that_show_a_category_alone_are_found(category_data: Path, empty_cache: Path) -> None:
+def test_images_that_show_a_category_alone_are_found(
+    category_data: Path, empty_cache: Path
+) -> None:
     found = check_data(str(category_data), "first-run", [TINY])
-    assert found["how"] == ("captions.json: JSON list, images in image_id, captions in caption, splits in split")
-    assert {split: counts["images"] for split, counts in found["splits"].items()} == {"train": 30, "val": 6}
+    assert found["how"] == (
+        "captions.json: JSON list, images in image_id, captions in caption, splits in split"
+    )
+    assert {split: counts["images"] for split, counts in found["splits"].items()} == {
+        "train": 30,
+        "val": 6,
+    }
     held_out = finding(found, "image_in_two_splits")
     assert (held_out["count"], held_out["severity"]) == (3, "alarm")
     assert finding(found, "near_duplicate_images")["count"] == 33  # all but one of each category
@@ -135,7 +148,10 @@ def test_images_that_show_a_category_alone_are_found(category_data: Path, empty_
 
 def test_clean_data_has_no_findings_and_a_ceiling_of_one(tmp_path: Path) -> None:
     images = {f"{seed}.jpg": encoded(scene(seed)) for seed in range(12)}
-    rows = [(name, f"{'very ' * at}good", "val" if at in (3, 4) else "train") for at, name in enumerate(images)]
+    rows = [
+        (name, f"{'very ' * at}good", "val" if at in (3, 4) else "train")
+        for at, name in enumerate(images)
+    ]
     found = check_data(str(write_csv(tmp_path, images, rows)), "first-run", [TINY])
     assert found["findings"] == []
     assert found["ceilings"] == {"val": {"t2i_r1": 1.0, "i2t_r1": 1.0, "told_apart": 1.0}}
@@ -145,11 +161,15 @@ def test_clean_data_has_no_findings_and_a_ceiling_of_one(tmp_path: Path) -> None
 def test_characters_that_training_never_shows_are_named(tmp_path: Path) -> None:
     images = {"a.jpg": encoded(scene(1)), "b.jpg": encoded(scene(2)), "c.jpg": encoded(scene(3))}
     rows = [("a.jpg", "a dog", "train"), ("b.jpg", "a god", "train"), ("c.jpg", "a dög", "val")]
-    found = check_data(str(write_csv(tmp_path, images, rows)), "first-run", ["data.tokenizer=characters", TINY])
+    found = check_data(
+        str(write_csv(tmp_path, images, rows)), "first-run", ["data.tokenizer=characters", TINY]
+    )
     assert finding(found, "unknown_characters")["examples"] == ["ö (in 1 captions)"]
 
 
-def test_the_time_of_an_epoch_comes_from_the_notebook_where_steps_were_timed(empty_cache: Path) -> None:
+def test_the_time_of_an_epoch_comes_from_the_notebook_where_steps_were_timed(
+    empty_cache: Path,
+) -> None:
     config, _ = settings_for("scenes", None, ["train.batch_size=50"])
     key = f"{config.model} batch 50 captions of 24 asked on cpu lapclip {__version__}"
     CacheFile("tune.json").write(key, {"seconds_a_step": 0.5})
@@ -157,8 +177,15 @@ def test_the_time_of_an_epoch_comes_from_the_notebook_where_steps_were_timed(emp
 
 
 def test_copies_are_on_one_side_where_splits_are_drawn(tmp_path: Path, empty_cache: Path) -> None:
-    images = {f"{seed}{which}.jpg": encoded(scene(seed), comment=which) for seed in range(20) for which in "ab"}
-    rows = [(name, f"the thing {name[:-4]}", "") for name in images] + [("0a.jpg", "", ""), ("gone.jpg", "x", "")]
+    images = {
+        f"{seed}{which}.jpg": encoded(scene(seed), comment=which)
+        for seed in range(20)
+        for which in "ab"
+    }
+    rows = [(name, f"the thing {name[:-4]}", "") for name in images] + [
+        ("0a.jpg", "", ""),
+        ("gone.jpg", "x", ""),
+    ]
     found = check_data(str(write_csv(tmp_path, images, rows)), "first-run", [TINY])
     assert finding(found, "copies_on_one_side")["count"] == 40
     assert finding(found, "duplicate_images")["count"] == 20
@@ -175,15 +202,19 @@ def test_copies_across_the_splits_of_the_data_itself_are_not_said_to_be_on_one_s
     inspected = [inspect_image(encoded(scene(1), comment=which)) for which in "ab"]
     rows = [Row(ImageFile(Path(split), split), (split,), split) for split in ("train", "test")]
     config, _ = settings_for(".", "photos", [])
-    found = find_all(Table(rows, "csv", "csv"), ["train", "test"], inspected, CharacterTokenizer("ab"), config)
-    assert [each.kind for each in found if each.kind in ("copies_on_one_side", "image_in_two_splits")] == [
-        "image_in_two_splits"
-    ]
+    found = find_all(
+        Table(rows, "csv", "csv"), ["train", "test"], inspected, CharacterTokenizer("ab"), config
+    )
+    assert [
+        each.kind for each in found if each.kind in ("copies_on_one_side", "image_in_two_splits")
+    ] == ["image_in_two_splits"]
 
 
 def test_splits_that_are_drawn_by_name_are_not_said_to_be_drawn_by_content() -> None:
     inspected = [inspect_image(encoded(scene(1), comment=which)) for which in "ab"]
-    table = Table([Row(ImageFile(Path(name), name), (name,), "") for name in "ab"], "emoji", "emoji")
+    table = Table(
+        [Row(ImageFile(Path(name), name), (name,), "") for name in "ab"], "emoji", "emoji"
+    )
     for source, count in (("emoji", 0), (".", 1)):
         config, _ = settings_for(source, "photos", [])
         found = find_all(table, ["train", "train"], inspected, CharacterTokenizer("ab"), config)
@@ -218,7 +249,10 @@ def test_check_and_train_agree_on_the_recipe_for_few_images(
     assert len(notes) == 1
     assert "--recipe photos" in notes[0]
     assert choose_recipe.settle_recipe("photos", named) == ("photos", [], None)
-    assert choose_recipe.settle_recipe("auto", [*named, "model.image_size=32"])[:2] == ("photos", [])
+    assert choose_recipe.settle_recipe("auto", [*named, "model.image_size=32"])[:2] == (
+        "photos",
+        [],
+    )
 
 
 def settled(tmp_path: Path, images: int, *settings: str) -> choose_recipe.SettledRecipe:
@@ -296,7 +330,10 @@ def test_the_built_in_scenes_can_be_checked() -> None:
 def test_flickr8k_has_the_copy_that_is_known(flickr8k: Path) -> None:
     found = check_data(str(flickr8k), None, [])
     assert (found["images"], found["captions"]) == (7000, 35000)
-    assert {split: counts["images"] for split, counts in found["splits"].items()} == {"train": 6000, "val": 1000}
+    assert {split: counts["images"] for split, counts in found["splits"].items()} == {
+        "train": 6000,
+        "val": 1000,
+    }
     assert finding(found, "duplicate_images")["examples"] == [
         "images/2851198725_37b6027625.jpg = images/3050606344_af711c726c.jpg"
     ]
@@ -311,7 +348,9 @@ def test_check_and_train_agree_on_what_is_too_much(tmp_path: Path, empty_cache: 
     for share, severity in ((0.05, "alarm"), (0.1, "warning")):
         found = check_data(source, "first-run", [TINY, f"data.broken_share={share}"])
         assert finding(found, "skipped_rows")["severity"] == severity
-        refused = pytest.raises(DataError, match="1 of 13 rows") if severity == "alarm" else nullcontext()
+        refused = (
+            pytest.raises(DataError, match="1 of 13 rows") if severity == "alarm" else nullcontext()
+        )
         with refused:
             load_data(DataConfig(source=source, broken_share=share), 16)
 
@@ -328,7 +367,9 @@ def test_a_note_about_copies_names_few_of_them(tmp_path: Path) -> None:
     for at in range(120):
         name, split = f"img_{at:03}", "val" if at % 10 == 0 else "train"
         (tmp_path / "images" / f"{name}.png").write_bytes(encoded(scene(at % 8), comment=name))
-        rows.append({"image_id": name, "caption": f"sample {at}", "category": f"c{at % 8}", "split": split})
+        rows.append(
+            {"image_id": name, "caption": f"sample {at}", "category": f"c{at % 8}", "split": split}
+        )
     (tmp_path / "captions.json").write_text(json.dumps(rows))
     notes = load_data(DataConfig(source=str(tmp_path)), 32).notes
     (copies,) = [note for note in notes if "in two splits" in note]
@@ -340,7 +381,9 @@ def test_a_note_about_copies_names_few_of_them(tmp_path: Path) -> None:
 def test_captions_that_are_numbers_are_found_and_warned_of(here: Path) -> None:
     images = {f"{number:02}.png": encoded(scene(number), "PNG") for number in range(24)}
     (here / "photos").mkdir()
-    rows = [(name, str(number), "val" if number > 19 else "train") for number, name in enumerate(images)]
+    rows = [
+        (name, str(number), "val" if number > 19 else "train") for number, name in enumerate(images)
+    ]
     write_csv(here / "photos", images, rows)
     settings = [TINY, "train.cheap_size=16"]
     checked = lapclip("data", "check", "photos", "--json", *set_flags(*settings))

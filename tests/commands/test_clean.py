@@ -78,7 +78,11 @@ def test_what_takes_room_is_shown_and_nothing_is_removed(disk: Path, empty_cache
         "leftovers", "checkpoints", "packed", "scenes", "features", "towers", "measurements", "indexes", "runs"
     }  # fmt: skip
     assert sizes["leftovers"] == 8000
-    assert (sizes["packed"], sizes["scenes"], sizes["features"]) == (5000 + len("/photos\x1b[2J"), 3000, 2000)
+    assert (sizes["packed"], sizes["scenes"], sizes["features"]) == (
+        5000 + len("/photos\x1b[2J"),
+        3000,
+        2000,
+    )
     assert [Path(item["path"]) for item in found["items"] if item["kind"] == "checkpoints"] == [
         Path("runs/mine/checkpoints")
     ]
@@ -94,14 +98,24 @@ def test_what_is_named_goes_and_nothing_else(disk: Path, empty_cache: Path) -> N
     assert "--yes" in refused.stderr
     assert (empty_cache / "packed-1").exists()
     done = cleaned(
-        "leftovers", "checkpoints", "packed", "features", "scenes", "towers", "indexes", "measurements", "--yes"
+        "leftovers",
+        "checkpoints",
+        "packed",
+        "features",
+        "scenes",
+        "towers",
+        "indexes",
+        "measurements",
+        "--yes",
     )
     assert done["removed_bytes"] == sum(item["bytes"] for item in done["removed"]) > 18_000
     assert [path.name for path in empty_cache.iterdir()] == ["trusted.json"]
     assert not list((disk / "data/search").iterdir())
     assert (disk / "runs/mine/model" / WEIGHTS).exists()
     assert not (disk / "runs/mine/checkpoints").exists()
-    assert [path.name for path in (disk / "runs/died/checkpoints").iterdir()] == ["step-00000012"]  # to be resumed
+    assert [path.name for path in (disk / "runs/died/checkpoints").iterdir()] == [
+        "step-00000012"
+    ]  # to be resumed
     assert lapclip("report", "mine").returncode == 0
     cleaned("--run", "died", "--yes")
     assert sorted(path.name for path in (disk / "runs").iterdir()) == ["mine"]
@@ -116,14 +130,22 @@ def test_what_is_in_use_or_not_ours_stays(disk: Path, empty_cache: Path) -> None
     (empty_cache / "packed-1" / "inside").symlink_to(outside.parent, target_is_directory=True)
     scenes = str(empty_cache / "scenes-1/pixels.npy")
     reader = subprocess.Popen(
-        [sys.executable, "-c", "import sys; file = open(sys.argv[1]); print(1, flush=True); input()", scenes],
+        [
+            sys.executable,
+            "-c",
+            "import sys; file = open(sys.argv[1]); print(1, flush=True); input()",
+            scenes,
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     assert reader.stdout is not None
     reader.stdout.readline()
     try:
-        with filelock.FileLock(disk / "runs/mine/lock"), filelock.FileLock(disk / "data/search/photos-1/lock"):
+        with (
+            filelock.FileLock(disk / "runs/mine/lock"),
+            filelock.FileLock(disk / "data/search/photos-1/lock"),
+        ):
             done = cleaned("packed", "scenes", "checkpoints", "indexes", "--yes")
             refused = lapclip("clean", "--run", "mine", "--yes")
     finally:
@@ -146,7 +168,9 @@ def at_work_on(*locks: Path) -> Iterator[None]:
         "for lock in held:\n    lock.acquire()\nprint(1, flush=True)\ninput()"
     )
     other = subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, locks)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", program, *map(str, locks)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert other.stdout is not None
     other.stdout.readline()
@@ -159,9 +183,13 @@ def at_work_on(*locks: Path) -> Iterator[None]:
 def test_what_comes_into_use_while_a_person_is_asked_stays(
     disk: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lapclip.commands.clean._in_use", lambda paths: set())  # not every system tells
+    monkeypatch.setattr(
+        "lapclip.commands.clean._in_use", lambda paths: set()
+    )  # not every system tells
     locks = ("runs/died/lock", "runs/mine/lock", "cache/packed-1/lock", "data/search/photos-1/lock")
-    doomed = chosen(list_items(), ["checkpoints", "packed", "indexes", "leftovers", "features"], ["died"])
+    doomed = chosen(
+        list_items(), ["checkpoints", "packed", "indexes", "leftovers", "features"], ["died"]
+    )
     with at_work_on(*(disk / lock for lock in locks)):
         removed, failed = remove(doomed)
     assert {item.kind for item in removed} == {"features", "leftovers"}
@@ -170,7 +198,9 @@ def test_what_comes_into_use_while_a_person_is_asked_stays(
     assert (disk / "runs/died/run.toml").exists()
     assert (disk / "runs/mine/checkpoints/step-00000012").exists()
     assert remove(failed) == (failed, [])
-    assert [item.kept for item in remove(failed)[1]]  # what is gone cannot be removed, and is not made again
+    assert [
+        item.kept for item in remove(failed)[1]
+    ]  # what is gone cannot be removed, and is not made again
     assert sorted(path.name for path in (disk / "runs").iterdir()) == ["mine"]
 
 
@@ -184,10 +214,14 @@ def test_a_run_that_begins_while_a_person_is_asked_stays(disk: Path) -> None:
 
 
 def test_the_hint_fits_what_keeps_a_run(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lapclip.commands.clean._in_use", lambda paths: {Path("runs/mine"), Path("runs/died")})
+    monkeypatch.setattr(
+        "lapclip.commands.clean._in_use", lambda paths: {Path("runs/mine"), Path("runs/died")}
+    )
     with filelock.FileLock(disk / "runs/died/lock"):
         assert "lapclip stop died" in lapclip("clean", "--run", "died", "--yes").stderr
-        assert "lapclip stop" not in lapclip("clean", "--run", "mine", "--yes").stderr  # it is finished
+        assert (
+            "lapclip stop" not in lapclip("clean", "--run", "mine", "--yes").stderr
+        )  # it is finished
 
 
 def test_what_is_shown_tells_whose_it_is(disk: Path, empty_cache: Path) -> None:
@@ -205,7 +239,9 @@ def test_given_data_stays_as_long_as_a_run_may_need_it(disk: Path, empty_cache: 
         fill(disk / "runs/.data" / name / "captions.jsonl")
     settings = disk / "runs/died/run.toml"
     recorded = os.path.join(os.sep, "before it was moved", "runs", ".data", "learnt")
-    settings.write_text(settings.read_text().replace('source = "scenes"', f"source = {json.dumps(recorded)}"))
+    settings.write_text(
+        settings.read_text().replace('source = "scenes"', f"source = {json.dumps(recorded)}")
+    )
     assert Run(Path("runs/died")).data_source() == str(disk / "runs/.data/learnt")
 
     def removable() -> list[str]:
@@ -260,12 +296,18 @@ def test_names_that_only_look_half_made_and_what_a_link_leads_to_stay(tmp_path: 
     assert not ours.exists()
 
 
-@pytest.mark.parametrize("arguments", [("serve", "mine"), ("search", "photos", "--web", "--model", "mine")])
-def test_a_run_whose_model_is_served_stays_until_its_server_has_died(disk: Path, arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [("serve", "mine"), ("search", "photos", "--web", "--model", "mine")]
+)
+def test_a_run_whose_model_is_served_stays_until_its_server_has_died(
+    disk: Path, arguments: tuple[str, ...]
+) -> None:
     (disk / "photos").mkdir()
     Image.new("RGB", (32, 32), "red").save(disk / "photos/a.png")
     process = subprocess.Popen(
-        command(*arguments, "--json", "--port", "0"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command(*arguments, "--json", "--port", "0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     try:
         assert process.stdout
@@ -285,11 +327,15 @@ def test_a_run_whose_model_is_served_stays_until_its_server_has_died(disk: Path,
     assert not (disk / "runs/mine").exists()
 
 
-def test_a_run_that_comes_into_use_while_a_person_is_asked_stays(disk: Path, empty_cache: Path) -> None:
+def test_a_run_that_comes_into_use_while_a_person_is_asked_stays(
+    disk: Path, empty_cache: Path
+) -> None:
     doomed = chosen(list_items(), [], ["mine", "died"])
     code = "import sys; from pathlib import Path; from lapclip.which_model import which_model\n"
     code += "with which_model('mine/model').in_use(): print('ready', flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout
         process.stdout.readline()
         removed, failed = remove(doomed)

@@ -13,7 +13,14 @@ import pytest
 from lapclip.commands import run_setup
 from lapclip.commands.resume import resume
 from lapclip.commands.train import Outcome, train
-from lapclip.config import DataConfig, ModelConfig, build_config, parse_settings, read_recipe, replace_in
+from lapclip.config import (
+    DataConfig,
+    ModelConfig,
+    build_config,
+    parse_settings,
+    read_recipe,
+    replace_in,
+)
 from lapclip.data.loading import load_data
 from lapclip.data.tokenizers import choose_tokenizer
 from lapclip.embedder import Embedder, distinct_captions, load_torch
@@ -24,7 +31,12 @@ from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import read_events
 from lapclip.training import teacher as teaching
 from lapclip.training.checkpoint import save_model
-from lapclip.training.teacher import TeacherModel, compute_teacher_embeddings, fit_width, open_teacher
+from lapclip.training.teacher import (
+    TeacherModel,
+    compute_teacher_embeddings,
+    fit_width,
+    open_teacher,
+)
 
 from ..conftest import lapclip, set_flags
 from ..small_runs import losses, photos, stop_after
@@ -51,36 +63,65 @@ def source() -> str:
 
 def make_teacher(folder: Path, seed: int = 5, **shape) -> Embedder:
     """A model with weights by chance that sees images otherwise than its student: larger, squeezed, other colours."""
-    tokenizer, _ = choose_tokenizer(DataConfig(tokenizer="characters"), ["a red wall number 0"], None, 77)
-    other = {"image_size": 48, "resize": "squash", "pixel_mean": "0.5 0.5 0.5", "embedding": 96, **shape}
-    model = CLIP(ModelConfig(**{**vars(SHAPES["tiny"]), **other, "vocabulary": tokenizer.vocabulary}), seed=seed)
+    tokenizer, _ = choose_tokenizer(
+        DataConfig(tokenizer="characters"), ["a red wall number 0"], None, 77
+    )
+    other = {
+        "image_size": 48,
+        "resize": "squash",
+        "pixel_mean": "0.5 0.5 0.5",
+        "embedding": 96,
+        **shape,
+    }
+    model = CLIP(
+        ModelConfig(**{**vars(SHAPES["tiny"]), **other, "vocabulary": tokenizer.vocabulary}),
+        seed=seed,
+    )
     embedder = Embedder(model.eval(), tokenizer, Cpu())
     save_model(embedder, folder)
     return embedder
 
 
-def train_small(*settings: str, name: str = "run", callbacks: run_setup.Callbacks = run_setup.Callbacks()) -> Outcome:
+def train_small(
+    *settings: str, name: str = "run", callbacks: run_setup.Callbacks = run_setup.Callbacks()
+) -> Outcome:
     return train("distil", [source(), *STUDENT, *settings], name=name, callbacks=callbacks)
 
 
 def likeness(model: Embedder, teacher: Embedder, folder: Path) -> float:
     """How much the similarities of a model's images and captions resemble a teacher's."""
     images = sorted(folder.glob("*.png"))
-    captions = [path.with_suffix(".txt").read_text(encoding="utf-8").splitlines()[0] for path in images]
+    captions = [
+        path.with_suffix(".txt").read_text(encoding="utf-8").splitlines()[0] for path in images
+    ]
     both = [one.encode_image(images) @ one.encode_text(captions).T for one in (model, teacher)]
     return float(np.corrcoef(both[0].flatten(), both[1].flatten())[0, 1])
 
 
-def test_a_taught_model_comes_closer_to_its_teacher_than_an_untaught_one(data: Path, here: Path) -> None:
+def test_a_taught_model_comes_closer_to_its_teacher_than_an_untaught_one(
+    data: Path, here: Path
+) -> None:
     teacher = make_teacher(here / "teacher", embedding=64)
-    often = ["train.steps=80", "train.crop=1", "train.flip=0", "train.symbol_dropout=0", "train.warmup=0.1"]
+    often = [
+        "train.steps=80",
+        "train.crop=1",
+        "train.flip=0",
+        "train.symbol_dropout=0",
+        "train.warmup=0.1",
+    ]
     train_small(*often, "train.teacher=teacher", "train.teacher_weight=1.0", name="taught")
     train_small(*often, "train.teacher_weight=0", name="alone")
-    taught, alone = (likeness(load_torch(f"runs/{name}"), teacher, data) for name in ("taught", "alone"))
+    taught, alone = (
+        likeness(load_torch(f"runs/{name}"), teacher, data) for name in ("taught", "alone")
+    )
     assert taught > alone + 0.2
-    steps = [event for event in read_events(Path("runs/taught/events.jsonl")) if event["type"] == "step"]
+    steps = [
+        event for event in read_events(Path("runs/taught/events.jsonl")) if event["type"] == "step"
+    ]
     assert steps[-1]["teacher_loss"] == steps[-1]["loss"] < 0.5 * steps[0]["loss"]
-    alone_steps = [event for event in read_events(Path("runs/alone/events.jsonl")) if event["type"] == "step"]
+    alone_steps = [
+        event for event in read_events(Path("runs/alone/events.jsonl")) if event["type"] == "step"
+    ]
     assert all(event["teacher_loss"] is None for event in alone_steps)
 
 
@@ -88,25 +129,34 @@ def test_the_loss_is_shared_as_the_weight_says(data: Path, here: Path) -> None:
     make_teacher(here / "teacher")
     first = {}
     for weight in ("0.0", "0.25", "1.0"):
-        train_small("train.teacher=teacher", f"train.teacher_weight={weight}", "train.steps=1", name=weight)
-        (first[weight],) = [e for e in read_events(Path(f"runs/{weight}/events.jsonl")) if e["type"] == "step"]
+        train_small(
+            "train.teacher=teacher", f"train.teacher_weight={weight}", "train.steps=1", name=weight
+        )
+        (first[weight],) = [
+            e for e in read_events(Path(f"runs/{weight}/events.jsonl")) if e["type"] == "step"
+        ]
     train_small("train.steps=1", "train.teacher_weight=0", name="alone")
     assert first["0.0"]["loss"] == losses("alone")[1]
     taught = first["1.0"]["loss"]
     assert first["0.25"]["teacher_loss"] == pytest.approx(taught)
-    assert first["0.25"]["loss"] == pytest.approx(0.75 * losses("alone")[1] + 0.25 * taught, rel=1e-5)
+    assert first["0.25"]["loss"] == pytest.approx(
+        0.75 * losses("alone")[1] + 0.25 * taught, rel=1e-5
+    )
 
 
 def test_embeddings_are_the_teachers_of_each_image_and_caption(data: Path, here: Path) -> None:
     """In the order of the training pairs, as the teacher sees them: not cropped, at its own size, in its colours."""
     teacher = make_teacher(here / "teacher", embedding=64)
     config = build_config(
-        [read_recipe("distil"), parse_settings([source(), *STUDENT, "train.teacher=teacher"])], SHAPES
+        [read_recipe("distil"), parse_settings([source(), *STUDENT, "train.teacher=teacher"])],
+        SHAPES,
     )
     pairs = load_data(config.data, 32)
     taught = compute_teacher_embeddings(TeacherModel(teacher), config, pairs, None)
     np.testing.assert_allclose(
-        taught.image_NE, teacher.encode_image([data / name for name in pairs.train.names]), atol=1e-6
+        taught.image_NE,
+        teacher.encode_image([data / name for name in pairs.train.names]),
+        atol=1e-6,
     )
     every = [caption for options in pairs.train.captions for caption in options]
     np.testing.assert_allclose(taught.text_ME, teacher.encode_text(every), atol=1e-6)
@@ -115,7 +165,9 @@ def test_embeddings_are_the_teachers_of_each_image_and_caption(data: Path, here:
 
 def test_drawn_images_are_drawn_at_the_teachers_size(here: Path) -> None:
     teacher = make_teacher(here / "teacher", resize="shortest")
-    config = build_config([read_recipe("first-run"), parse_settings(["data.train_pairs=12"])], SHAPES)
+    config = build_config(
+        [read_recipe("first-run"), parse_settings(["data.train_pairs=12"])], SHAPES
+    )
     drawn = load_data(config.data, 32)
     taught = compute_teacher_embeddings(TeacherModel(teacher), config, drawn, None)
     seen = load_data(config.data, 48).train.pixels
@@ -124,7 +176,9 @@ def test_drawn_images_are_drawn_at_the_teachers_size(here: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", ["never", "always"])
-def test_a_resumed_run_gives_the_same_losses_though_its_teacher_is_gone(data: Path, here: Path, stream: str) -> None:
+def test_a_resumed_run_gives_the_same_losses_though_its_teacher_is_gone(
+    data: Path, here: Path, stream: str
+) -> None:
     make_teacher(here / "teacher")
     settings = ["train.teacher=teacher", f"data.stream={stream}", "train.micro_batch=4"]
     train_small(*settings, name="whole")
@@ -144,7 +198,9 @@ def test_teacher_embeddings_that_left_the_cache_are_taken_again_from_the_same_te
     for path in empty_cache.glob("features-*.npy"):
         path.unlink()
     shutil.move("teacher", "elsewhere")
-    with pytest.raises(RunError, match=r"The cache no longer has what the teacher made\. .*No run called teacher"):
+    with pytest.raises(
+        RunError, match=r"The cache no longer has what the teacher made\. .*No run called teacher"
+    ):
         resume("run")
     make_teacher(here / "teacher", seed=6)
     with pytest.raises(RunError, match="teacher is not the teacher that the run began with"):
@@ -155,10 +211,13 @@ def test_teacher_embeddings_that_left_the_cache_are_taken_again_from_the_same_te
     assert losses() == losses("whole")
 
 
-def test_the_second_run_finds_the_teacher_embeddings_of_the_first(data: Path, here: Path, empty_cache: Path) -> None:
+def test_the_second_run_finds_the_teacher_embeddings_of_the_first(
+    data: Path, here: Path, empty_cache: Path
+) -> None:
     make_teacher(here / "teacher")
     config = build_config(
-        [read_recipe("distil"), parse_settings([source(), *STUDENT, "train.teacher=teacher"])], SHAPES
+        [read_recipe("distil"), parse_settings([source(), *STUDENT, "train.teacher=teacher"])],
+        SHAPES,
     )
     pairs = load_data(config.data, 32)
     told: list[str] = []
@@ -179,7 +238,11 @@ def test_the_second_run_finds_the_teacher_embeddings_of_the_first(data: Path, he
 def write_file(path: Path, teacher: Embedder, data: Path, **changes) -> None:
     """What docs/distil.md shows."""
     images = sorted(data.glob("*.png"))
-    captions = [line for one in images for line in one.with_suffix(".txt").read_text(encoding="utf-8").splitlines()]
+    captions = [
+        line
+        for one in images
+        for line in one.with_suffix(".txt").read_text(encoding="utf-8").splitlines()
+    ]
     arrays = {
         "pictures": np.array([one.name for one in images]),
         "image": teacher.encode_image(images),
@@ -196,7 +259,9 @@ def test_a_file_of_embeddings_teaches_as_the_model_that_made_it(data: Path, here
     write_file(here / "teacher.npz", teacher, data, image=lambda rows: 3 * rows)
     train_small("train.teacher=teacher", name="model")
     train_small("train.teacher=teacher.npz", name="file")
-    np.testing.assert_allclose(list(losses("file").values()), list(losses("model").values()), rtol=1e-4)
+    np.testing.assert_allclose(
+        list(losses("file").values()), list(losses("model").values()), rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,18 +272,26 @@ def test_a_file_of_embeddings_teaches_as_the_model_that_made_it(data: Path, here
             {"pictures": lambda names: np.char.replace(names, "7.png", "x.png")},
             r'no row in `pictures` for "\d*7\.png" and',
         ),
-        ({"captions": lambda names: np.char.replace(names, "red paint, 0", "?")}, 'in `captions` for "red paint, 0"'),
+        (
+            {"captions": lambda names: np.char.replace(names, "red paint, 0", "?")},
+            'in `captions` for "red paint, 0"',
+        ),
         (
             {"image": lambda rows: rows[1:]},
             r"`image` is float32 of shape \(39, 96\); a row of numbers for each of the 40",
         ),
         ({"text": lambda rows: rows[:, :50]}, "`image` has rows of 96 numbers and `text` of 50"),
-        ({"image": lambda rows: rows * (np.arange(len(rows)) != 3)[:, None]}, '`image` for "003.png" is zero'),
+        (
+            {"image": lambda rows: rows * (np.arange(len(rows)) != 3)[:, None]},
+            '`image` for "003.png" is zero',
+        ),
         ({"captions": lambda names: names.astype(object)}, "its names are pickled"),
     ],
     ids=lambda value: "" if isinstance(value, dict) else value[:20],
 )
-def test_a_file_that_does_not_fit_is_refused_by_name(data: Path, here: Path, changes: dict, said: str) -> None:
+def test_a_file_that_does_not_fit_is_refused_by_name(
+    data: Path, here: Path, changes: dict, said: str
+) -> None:
     write_file(here / "teacher.npz", make_teacher(here / "teacher"), data, **changes)
     with pytest.raises(LapclipError, match=said) as error:
         train_small("train.teacher=teacher.npz")
@@ -243,11 +316,25 @@ def test_a_teacher_that_holds_no_model_is_refused_before_any_image_is_read(here:
 
 
 def test_the_command_takes_a_run_by_its_name(data: Path, here: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Recipe distil learns from a teacher, and none is named\.\n.*--teacher RUN"):
+    with pytest.raises(
+        ConfigError,
+        match=r"Recipe distil learns from a teacher, and none is named\.\n.*--teacher RUN",
+    ):
         train_small("train.steps=2", name="large")
     train_small("train.steps=2", "train.teacher_weight=0", name="large")
     flags = set_flags(*STUDENT, "train.steps=2")
-    done = lapclip("train", "photos", "--recipe", "distil", "--teacher", "large", "--name", "small", "--json", *flags)
+    done = lapclip(
+        "train",
+        "photos",
+        "--recipe",
+        "distil",
+        "--teacher",
+        "large",
+        "--name",
+        "small",
+        "--json",
+        *flags,
+    )
     assert done.returncode == 0, done.stderr
     assert "the teacher embeds" in done.stderr
     assert "large teaches: " in Path("runs/small/log.txt").read_text(encoding="utf-8")
@@ -258,11 +345,17 @@ def test_wider_embeddings_keep_their_similarities_and_narrower_ones_keep_them_ex
     draw = np.random.default_rng(0)
     hidden, image_noise, text_noise = (draw.normal(size=(200, size)) for size in (6, 40, 40))
     turn = draw.normal(size=(6, 40))
-    image, text = teaching.unit(hidden @ turn + 0.1 * image_noise), teaching.unit(hidden @ turn + 0.1 * text_noise)
+    image, text = (
+        teaching.unit(hidden @ turn + 0.1 * image_noise),
+        teaching.unit(hidden @ turn + 0.1 * text_noise),
+    )
     for width, least in ((8, 0.99), (40, 0.999999), (64, 0.999999)):
         fitted = fit_width(image, text, width)
         assert fitted[0].shape == (200, width)
         np.testing.assert_allclose(np.linalg.norm(fitted[1], axis=1), 1, atol=1e-6)
-        assert np.corrcoef((image @ text.T).flatten(), (fitted[0] @ fitted[1].T).flatten())[0, 1] > least
+        assert (
+            np.corrcoef((image @ text.T).flatten(), (fitted[0] @ fitted[1].T).flatten())[0, 1]
+            > least
+        )
     cut = [teaching.unit(rows[:, :8]) for rows in (image, text)]
     assert np.corrcoef((image @ text.T).flatten(), (cut[0] @ cut[1].T).flatten())[0, 1] < 0.99

@@ -63,7 +63,9 @@ def read(path: Path) -> dict[str, Any]:
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as file:
             captions: list[list[str]] = [[] for _ in file["pictures"]]
-            for owner, caption in zip(file.get("picture_of_caption", ()), file.get("captions", ()), strict=True):
+            for owner, caption in zip(
+                file.get("picture_of_caption", ()), file.get("captions", ()), strict=True
+            ):
                 captions[owner].append(str(caption))
             return {
                 "paths": file["pictures"].tolist(),
@@ -88,7 +90,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".npz", ".npy"])
-def test_a_file_holds_what_the_model_says_of_each_image_and_caption(trained: Path, here: Path, ending: str) -> None:
+def test_a_file_holds_what_the_model_says_of_each_image_and_caption(
+    trained: Path, here: Path, ending: str
+) -> None:
     data = write_photos(here / "photos", ["train"] * 7 + ["val"] * 3)
     (data / "4.png").write_bytes(b"no image")
     done = embedded(data, here / f"out{ending}", trained)
@@ -96,16 +100,24 @@ def test_a_file_holds_what_the_model_says_of_each_image_and_caption(trained: Pat
     paths = [f"{at}.png" for at in range(10) if at != 4]
     assert found["paths"] == paths
     assert found["split"] == ["train"] * 6 + ["val"] * 3
-    assert found["captions"] == [[f"{words} number {path[0]}" for words in ("a thing", "the thing")] for path in paths]
+    assert found["captions"] == [
+        [f"{words} number {path[0]}" for words in ("a thing", "the thing")] for path in paths
+    ]
     assert found["image"].dtype == np.float32
-    np.testing.assert_allclose(found["image"], model.encode_image([data / path for path in paths]), atol=1e-5)
+    np.testing.assert_allclose(
+        found["image"], model.encode_image([data / path for path in paths]), atol=1e-5
+    )
     captions = [caption for one in found["captions"] for caption in one]
     if ending != ".npy":
         np.testing.assert_allclose(found["text"], model.encode_text(captions), atol=1e-5)
     assert found["fingerprint"] == done["fingerprint"] == model.fingerprint()
     assert Path(found["about"]["folder"]) == data
     assert done["unreadable"] == [{"path": "4.png", "reason": "it is not an image of a known form"}]
-    assert (done["rows"], done["dimension"], done["captions"]) == (9, model.embedding, 0 if ending == ".npy" else 18)
+    assert (done["rows"], done["dimension"], done["captions"]) == (
+        9,
+        model.embedding,
+        0 if ending == ".npy" else 18,
+    )
     left = sorted(path.name for path in here.iterdir())
     assert left == sorted(["photos", f"out{ending}", *["out.json"] * (ending == ".npy")])
 
@@ -120,22 +132,34 @@ def test_an_npz_teaches(trained: Path, here: Path) -> None:
     pairs = load_data(DataConfig(source=str(data)), 64).train
     image, text = TeacherFile(here / "out.npz").embed(DataConfig(source=str(data)), pairs, None)
     model = package.load(trained)
-    np.testing.assert_allclose(image, model.encode_image([data / name for name in pairs.names]), atol=1e-5)
+    np.testing.assert_allclose(
+        image, model.encode_image([data / name for name in pairs.names]), atol=1e-5
+    )
     assert text.shape == (20, model.embedding)
 
 
-def test_a_folder_without_captions_and_folders_that_look_like_classes(trained: Path, here: Path) -> None:
+def test_a_folder_without_captions_and_folders_that_look_like_classes(
+    trained: Path, here: Path
+) -> None:
     data = write_classes(here / "clothes", 2)
     draw(data / "loose.png", 1)
     (data / "prices.csv").write_text("a,b\n1,2\n")  # a table, and none of images
     embedded(data, here / "plain.npz", trained)
     found = read(here / "plain.npz")
-    assert sorted(found["paths"]) == ["loose.png", "owl/0.png", "owl/1.png", "red_cat/0.png", "red_cat/1.png"]
+    assert sorted(found["paths"]) == [
+        "loose.png",
+        "owl/0.png",
+        "owl/1.png",
+        "red_cat/0.png",
+        "red_cat/1.png",
+    ]
     assert not any(found["captions"])
     (data / "prices.csv").unlink()
     done = embedded(data, here / "plain.npz", trained)
     assert (done["rows"], done["captions"], done["embedded"]) == (5, 0, 0)
-    done = embedded(data, here / "prompted.npz", trained, settings=["data.prompts=a photo of a {}."])
+    done = embedded(
+        data, here / "prompted.npz", trained, settings=["data.prompts=a photo of a {}."]
+    )
     assert (done["rows"], done["captions"]) == (4, 4)
     assert read(here / "prompted.npz")["captions"][-1] == ["a photo of a red cat."]
     (here / "empty").mkdir()
@@ -149,7 +173,9 @@ def test_only_a_split(trained: Path, here: Path) -> None:
     assert read(here / "out.parquet")["paths"] == ["3.png", "4.png"]
     with pytest.raises(DataError, match="train, test"):
         embedded(data, here / "out.parquet", trained, split="dev")
-    done = embedded("scenes", here / "drawn.npz", trained, split="val", settings=["data.train_pairs=64"])
+    done = embedded(
+        "scenes", here / "drawn.npz", trained, split="val", settings=["data.train_pairs=64"]
+    )
     assert done["rows"] == len(set(read(here / "drawn.npz")["paths"])) > 100
 
 
@@ -176,7 +202,11 @@ def test_interrupted_at_any_batch_it_goes_on_to_the_same_file(
         rows += [word for word in str(stopped.value).split() if word.isdigit()][:1]
         assert not (here / "out.parquet").exists()
         # What a process leaves that was killed between vectors and their line, and in the middle of a line.
-        for name, tail in (("image.f32", b"xyz" * 99), ("text.f32", b"xyz" * 77), ("journal.jsonl", b'{"rows": 9')):
+        for name, tail in (
+            ("image.f32", b"xyz" * 99),
+            ("text.f32", b"xyz" * 77),
+            ("journal.jsonl", b'{"rows": 9'),
+        ):
             with open(here / "out.parquet.unfinished" / name, "ab") as file:
                 file.write(tail)
     assert rows == ["4", "8", "12"]
@@ -220,7 +250,9 @@ def test_what_was_begun_with_another_model_or_other_data_is_begun_anew(
         draw(data / "3.png", 99)
     elif change == "caption":
         table = data / "captions.csv"
-        table.write_text(table.read_text(encoding="utf-8").replace("a thing number 3", "three"), encoding="utf-8")
+        table.write_text(
+            table.read_text(encoding="utf-8").replace("a thing number 3", "three"), encoding="utf-8"
+        )
     done = embedded(data, here / "out.npz", model)
     assert done["embedded"] == (2 if change == "nothing" else 10)
     said = " ".join(done["notes"])
@@ -228,7 +260,9 @@ def test_what_was_begun_with_another_model_or_other_data_is_begun_anew(
     assert ("model has changed" in said) == (change == "model")
     found = read(here / "out.npz")
     np.testing.assert_allclose(
-        found["image"], package.load(model).encode_image([data / path for path in found["paths"]]), atol=1e-5
+        found["image"],
+        package.load(model).encode_image([data / path for path in found["paths"]]),
+        atol=1e-5,
     )
 
 
@@ -267,7 +301,11 @@ def test_what_could_not_be_read_this_time_is_tried_again(
 
     def too_little_memory(image: Any, view: Any) -> Any:
         read = real(image, view)
-        return read if image.name != "001.png" else read._replace(square=None, passing="there was too little memory")
+        return (
+            read
+            if image.name != "001.png"
+            else read._replace(square=None, passing="there was too little memory")
+        )
 
     monkeypatch.setattr(room, "read_stored", too_little_memory)
     assert embedded(data, out, trained)["rows"] == 4
@@ -294,7 +332,9 @@ def test_vectors_and_names_of_two_writings_are_noticed(trained: Path, here: Path
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows removes no file that is open")
-def test_the_lock_is_held_until_its_folder_is_gone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_is_held_until_its_folder_is_gone(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there: list[bool] = []
     real = filelock.FileLock.release
 
@@ -319,7 +359,9 @@ def test_files_of_others_are_left_alone(trained: Path, here: Path, name: str) ->
     assert not list(here.glob("*.unfinished"))
 
 
-def test_mistakes_are_told_before_any_work(trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_told_before_any_work(
+    trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw_many(here / "photos", 1)
 
     def said(*arguments: str) -> str:
@@ -361,7 +403,11 @@ def test_the_command_and_its_json(trained: Path, here: Path) -> None:
         "file", "rows", "captions", "dimension", "fingerprint", "seconds", "embedded", "bytes", "model", "why_model",
         "data", "unreadable", "notes",
     }  # fmt: skip
-    assert (found["file"], found["rows"], found["model"]) == ("out.parquet", 3, str(Path("runs") / "mine"))
+    assert (found["file"], found["rows"], found["model"]) == (
+        "out.parquet",
+        3,
+        str(Path("runs") / "mine"),
+    )
     assert found["bytes"] == (here / "out.parquet").stat().st_size
     told = lapclip("embed", "photos", "--out", "out.parquet")
     assert "3 images" in told.stdout
@@ -388,9 +434,13 @@ def test_killed_processes_lose_no_more_than_was_not_saved(trained: Path, here: P
     arguments = ["embed", "photos", "--model", str(trained), "--out", "out.npz", "--device", "cpu"]
     journal, kills = here / "out.npz.unfinished" / "journal.jsonl", 0
     for _ in range(3):
-        process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         lines = len(journal.read_text().splitlines()) if journal.exists() else 1
-        while process.poll() is None and not (journal.exists() and len(journal.read_text().splitlines()) > lines):
+        while process.poll() is None and not (
+            journal.exists() and len(journal.read_text().splitlines()) > lines
+        ):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         kills += process.wait() == -signal.SIGKILL
@@ -410,7 +460,9 @@ def test_a_folder_that_was_moved_is_named_where_it_is(trained: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("ending", [".npy", ".npz", ".parquet"])
-def test_a_file_that_tells_of_many_images_left_out_is_known_again(tmp_path: Path, ending: str) -> None:
+def test_a_file_that_tells_of_many_images_left_out_is_known_again(
+    tmp_path: Path, ending: str
+) -> None:
     names = [[f"{'фото' * 60}/{number}.heic", "no reader"] for number in range(room.MOST_LEFT_OUT)]
     about = {"fingerprint": "a" * 16, "left_out": names}
     rows = [Row(ImageFile(tmp_path / "a.png", "a.png"), ())]

@@ -46,7 +46,9 @@ def mine(trained: Path, here: Path) -> Path:
     return here / "runs" / "mine"
 
 
-def test_a_run_is_scored_on_the_split_that_chose_nothing_and_the_account_is_kept(mine: Path) -> None:
+def test_a_run_is_scored_on_the_split_that_chose_nothing_and_the_account_is_kept(
+    mine: Path,
+) -> None:
     result = evaluate(EvaluationRequest(device="cpu"))
     assert (result["split"], result["why_split"]) == ("test", "it chose nothing")
     assert result["evaluation"]["candidates"] == 240
@@ -62,7 +64,11 @@ def test_a_run_is_scored_on_the_split_that_chose_nothing_and_the_account_is_kept
     assert kept.pop("written_by")
     assert kept == {name: value for name, value in result.items() if name != "files"}
     shown = {path.stem for path in (folder / "pictures").iterdir()}
-    assert {f"evaluation-{answer['picture']}" for example in result["examples"] for answer in example["top"]} <= shown
+    assert {
+        f"evaluation-{answer['picture']}"
+        for example in result["examples"]
+        for answer in example["top"]
+    } <= shown
     assert {f"evaluation-{pair['own']}" for pair in result["confused"]} <= shown
     assert result["files"][0] == str(Path("runs/mine/evaluation/test/evaluation.html"))
     page = (folder / "evaluation.md").read_text(encoding="utf-8")
@@ -79,17 +85,23 @@ def test_what_scores_are_worth_is_kept_with_the_run_for_search(mine: Path) -> No
     assert read_bank(mine / "questions.json") == bank
     assert result["hubness"]["bank"]["captions"] == len(bank.captions)
     assert result["hubness"]["whole"]["questions"] == result["evaluation"]["captions"]
-    assert result["hubness"]["whole"]["t2i_r1"] == pytest.approx(result["evaluation"]["t2i_r1"], abs=0.01)
+    assert result["hubness"]["whole"]["t2i_r1"] == pytest.approx(
+        result["evaluation"]["t2i_r1"], abs=0.01
+    )
     assert not {"verdict", "fits"} & result.keys()
     model = which_model("mine")
     kept = calibration_of(model, load(mine))
     assert kept is not None
     assert kept.facts["hubness"] == result["hubness"]
     assert (kept.facts["data"], kept.facts["split"]) == ("scenes", "test")
-    assert "hubness correction" in (mine / "evaluation" / "test" / "evaluation.md").read_text(encoding="utf-8")
+    assert "hubness correction" in (mine / "evaluation" / "test" / "evaluation.md").read_text(
+        encoding="utf-8"
+    )
 
 
-def test_a_model_without_a_run_is_measured_with_the_bank_that_is_shipped(mine: Path, empty_cache: Path) -> None:
+def test_a_model_without_a_run_is_measured_with_the_bank_that_is_shipped(
+    mine: Path, empty_cache: Path
+) -> None:
     shutil.copytree(mine / "model", "elsewhere")
     photos = write_photos(Path("photos"), [""] * 24)
     result = evaluate(EvaluationRequest("elsewhere", str(photos), device="cpu"))
@@ -132,7 +144,9 @@ def test_other_data_is_scored_on_what_was_kept_back_or_whole(
     assert (folder / "evaluation.html").exists()
 
 
-def test_a_model_in_a_folder_of_its_own_needs_data_and_keeps_nothing_unless_asked(mine: Path, tmp_path: Path) -> None:
+def test_a_model_in_a_folder_of_its_own_needs_data_and_keeps_nothing_unless_asked(
+    mine: Path, tmp_path: Path
+) -> None:
     photos = write_photos(Path("photos"), [""] * 6)
     shutil.move(mine / "model", "bare")
     with pytest.raises(DataError, match="name the data"):
@@ -153,7 +167,9 @@ def test_the_figures_are_those_of_the_embeddings(mine: Path) -> None:
     assert "no short questions" in " ".join(whole["notes"])
     model = load("runs/mine")
     images = model.encode_image([photos / f"{at}.png" for at in range(6)])
-    texts = model.encode_text([f"{words} number {at}" for at in range(6) for words in ("a thing", "the thing")])
+    texts = model.encode_text(
+        [f"{words} number {at}" for at in range(6) for words in ("a thing", "the thing")]
+    )
     plain = retrieval(images, texts, np.repeat(np.arange(6), 2))
     assert {name: result[name] for name in plain if name != "similarities"} == {
         name: value for name, value in plain.items() if name != "similarities"
@@ -187,8 +203,13 @@ def test_a_run_without_a_model_says_so(mine: Path) -> None:
 
 def test_data_that_changed_since_is_scored_and_said(mine: Path) -> None:
     settings = mine / "run.toml"
-    settings.write_text(settings.read_text().replace("data_fingerprint = ", "data_fingerprint = 'x' # "))
-    assert "not what the run began with" in evaluate(EvaluationRequest("mine", device="cpu"))["notes"][-1]
+    settings.write_text(
+        settings.read_text().replace("data_fingerprint = ", "data_fingerprint = 'x' # ")
+    )
+    assert (
+        "not what the run began with"
+        in evaluate(EvaluationRequest("mine", device="cpu"))["notes"][-1]
+    )
 
 
 def classes_of(count: int) -> DataSet:
@@ -210,7 +231,9 @@ def test_class_folders_are_scored_from_the_command(mine: Path) -> None:
     result = evaluate(EvaluationRequest("mine", "things", device="cpu"))
     assert (result["split"], result["why_split"]) == ("all", "classes: all images count")
     assert result["zeroshot"]["classes"] == 2
-    assert any(f"and {len(TEMPLATES) - 3} more" in note for note in result["notes"])  # what is said is what is used
+    assert any(
+        f"and {len(TEMPLATES) - 3} more" in note for note in result["notes"]
+    )  # what is said is what is used
     assert {row["name"] for row in result["zeroshot"]["per_class"]} == {"owl", "red cat"}
     files = [Path("things") / name / f"{at}.png" for name in ("owl", "red_cat") for at in range(4)]
     images = load("runs/mine").encode_image(files)
@@ -226,19 +249,34 @@ def test_classes_are_told_apart_with_templates(mine: Path) -> None:
     assert (split, why) == ("all", "classes: all images count")
     model, told = load("runs/mine"), []
     found, _ = score(
-        model, pairs, data.classes, ["a {}.", "the {}."], None, lambda done, total: told.append((done, total))
+        model,
+        pairs,
+        data.classes,
+        ["a {}.", "the {}."],
+        None,
+        lambda done, total: told.append((done, total)),
     )
     assert told[-1] == (20, 20)
     centres = [
-        model.encode_text([f"a {name}.", f"the {name}."]).mean(axis=0) for name in ("red cat", "blue dog", "owl")
+        model.encode_text([f"a {name}.", f"the {name}."]).mean(axis=0)
+        for name in ("red cat", "blue dog", "owl")
     ]
     pixels = np.concatenate([np.asarray(data.splits[name].pixels) for name in ("train", "val")])
-    guesses = (model.encode_pixels(pixels) @ np.stack([row / np.linalg.norm(row) for row in centres]).T).argmax(axis=1)
+    guesses = (
+        model.encode_pixels(pixels) @ np.stack([row / np.linalg.norm(row) for row in centres]).T
+    ).argmax(axis=1)
     assert found["zeroshot"]["top1"] == pytest.approx(np.mean(guesses == np.arange(20) % 3))
     assert found["zeroshot"]["classes"] == 3
     assert found["templates"] == ["a {}.", "the {}."]
     assert choose_split(["train", "val"], "val", learnt_from=False, classes=True)[0] == "val"
-    result = {"run": "runs/mine", "data": "things", "split": "all", "why_split": why, "notes": [], **found}
+    result = {
+        "run": "runs/mine",
+        "data": "things",
+        "split": "all",
+        "why_split": why,
+        "notes": [],
+        **found,
+    }
     files = save_evaluation(result, pairs, Path("kept"), Path("kept"))
     text = files[1].read_text(encoding="utf-8")
     assert "Confusion matrix" in text
@@ -248,11 +286,16 @@ def test_classes_are_told_apart_with_templates(mine: Path) -> None:
 
 def test_templates_are_those_asked_for_then_the_runs_for_its_own_classes_then_ours() -> None:
     trained, usual = DataConfig(prompts="a drawing of {}."), DataConfig()
-    assert choose_templates(EvaluationRequest(templates="one {}|two {}"), trained, own=True) == ["one {}", "two {}"]
+    assert choose_templates(EvaluationRequest(templates="one {}|two {}"), trained, own=True) == [
+        "one {}",
+        "two {}",
+    ]
     assert choose_templates(EvaluationRequest(), trained, own=True) == ["a drawing of {}."]
     assert choose_templates(EvaluationRequest(), usual, own=True) == ["a photo of a {}."]
     assert choose_templates(EvaluationRequest(), usual, own=False) == list(TEMPLATES)
-    assert choose_templates(EvaluationRequest(), trained, own=False) == ["a drawing of {}."]  # given with --set
+    assert choose_templates(EvaluationRequest(), trained, own=False) == [
+        "a drawing of {}."
+    ]  # given with --set
 
 
 def test_the_runs_own_val_split_is_known_to_have_chosen_the_checkpoint() -> None:
@@ -268,7 +311,11 @@ def test_the_runs_own_classes_are_scored_on_what_was_held_out() -> None:
 def test_class_folders_that_the_run_learnt_from_are_not_scored_whole(mine: Path) -> None:
     count = learnt_from(mine, write_classes(Path("things"), 20))
     found = evaluate(EvaluationRequest("mine", device="cpu"))
-    assert (found["split"], found["trained_on"], found["templates"]) == ("test", 0, ["a photo of a {}."])
+    assert (found["split"], found["trained_on"], found["templates"]) == (
+        "test",
+        0,
+        ["a photo of a {}."],
+    )
     assert 0 < found["zeroshot"]["pictures"] < 40 - count
     assert evaluate(EvaluationRequest("mine", device="cpu", split="all"))["trained_on"] == count
 
@@ -278,7 +325,9 @@ def learnt_from(run: Path, source: Path) -> int:
     settings = run / "run.toml"
     told = f"source = {json.dumps(str(source.absolute()))}"
     text = settings.read_text(encoding="utf-8").replace('source = "scenes"', told)
-    settings.write_text(text.replace('split_rule = "name"', 'split_rule = "content"'), encoding="utf-8")
+    settings.write_text(
+        text.replace('split_rule = "name"', 'split_rule = "content"'), encoding="utf-8"
+    )
     train = load_data(DataConfig(source=str(source)), 64).train
     save_seen(train.identities, run / "seen.npy")
     return len(train)
@@ -292,7 +341,10 @@ def test_images_that_the_run_learnt_from_are_counted_and_said_first(mine: Path) 
     assert not any("trained on" in note for note in own["notes"])
     whole = evaluate(EvaluationRequest("mine", device="cpu", split="all"))
     assert whole["trained_on"] == count
-    assert whole["notes"][0] == f"The model was trained on {count} of these 40 images: this is no test of it."
+    assert (
+        whole["notes"][0]
+        == f"The model was trained on {count} of these 40 images: this is no test of it."
+    )
     # The same images by another name are no other data.
     table = evaluate(EvaluationRequest("mine", "photos/captions.csv", device="cpu"))
     assert (table["split"], table["trained_on"]) == ("all", count)
@@ -304,7 +356,9 @@ def test_images_that_the_run_learnt_from_are_counted_and_said_first(mine: Path) 
     assert lines[1 + len(table["notes"])].startswith("[bold]pairs: 40 images")
     assert any(line.startswith("[bold]held-out test pairs") for line in _tables(own))
     settings = mine / "run.toml"
-    settings.write_text(settings.read_text(encoding="utf-8").replace("data_fingerprint", "other"), encoding="utf-8")
+    settings.write_text(
+        settings.read_text(encoding="utf-8").replace("data_fingerprint", "other"), encoding="utf-8"
+    )
     assert evaluate(EvaluationRequest("mine", device="cpu"))["split"] == "test"
     (mine / "seen.npy").unlink()
     assert evaluate(EvaluationRequest("mine", device="cpu", split="train"))["trained_on"] == count
@@ -330,13 +384,19 @@ def test_drawn_images_of_training_are_counted(mine: Path) -> None:
     assert evaluate(EvaluationRequest("mine", device="cpu", split="train"))["trained_on"] == 64
 
 
-@pytest.mark.parametrize("setting", ["data.seed=7", "data.split_column=x", "data.train_pairs=32", "data.source=photos"])
+@pytest.mark.parametrize(
+    "setting", ["data.seed=7", "data.split_column=x", "data.train_pairs=32", "data.source=photos"]
+)
 def test_settings_that_would_mix_training_images_in_are_refused(mine: Path, setting: str) -> None:
     write_photos(Path("photos"), [""] * 6)
     with pytest.raises(ConfigError, match=r"stays as it was|is not a setting"):
         evaluate(EvaluationRequest("mine", device="cpu", settings=[setting]))
     if "source" not in setting:
-        evaluate(EvaluationRequest("mine", "photos", device="cpu", settings=[setting.replace("=x", '=""')]))
+        evaluate(
+            EvaluationRequest(
+                "mine", "photos", device="cpu", settings=[setting.replace("=x", '=""')]
+            )
+        )
 
 
 def test_other_data_never_replaces_the_runs_own_account(mine: Path) -> None:
@@ -353,7 +413,11 @@ def test_other_data_never_replaces_the_runs_own_account(mine: Path) -> None:
 
 def test_images_in_the_folder_of_the_user_stay(mine: Path) -> None:
     photos = write_photos(Path("photos"), [""] * 6)
-    theirs = [Path("album/1.jpg"), Path("album/pictures/1.jpg"), Path("album/pictures/evaluation-99.jpg")]
+    theirs = [
+        Path("album/1.jpg"),
+        Path("album/pictures/1.jpg"),
+        Path("album/pictures/evaluation-99.jpg"),
+    ]
     theirs[1].parent.mkdir(parents=True)
     for path in theirs:
         path.write_bytes(b"mine")
@@ -414,7 +478,9 @@ def test_a_model_at_or_below_chance_is_told_with_the_interval() -> None:
         assert f"{share:.1%}" in note
 
 
-def test_a_run_measures_at_its_end_what_its_scores_are_worth(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_measures_at_its_end_what_its_scores_are_worth(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On val, which chose the model; test chooses nothing, and an evaluation on other images does not replace it."""
     monkeypatch.setattr("lapclip.commands.train.STEPS_TO_CALIBRATE", 1)
     train_small(name="mine")

@@ -12,7 +12,14 @@ import pytest
 from PIL import Image
 
 from lapclip.commands.evaluate import EvaluationRequest, evaluate
-from lapclip.commands.gained import ALPHAS, FEWER, EvaluationSet, GainedRequest, evaluate_set, gained
+from lapclip.commands.gained import (
+    ALPHAS,
+    FEWER,
+    EvaluationSet,
+    GainedRequest,
+    evaluate_set,
+    gained,
+)
 from lapclip.commands.train import Outcome, train
 from lapclip.config import DataConfig
 from lapclip.data.loading import load_data
@@ -33,7 +40,9 @@ def spell(photos: Path) -> None:
     table = photos / "captions.csv"
     lines = [line.split(",") for line in table.read_text(encoding="utf-8").splitlines()]
     digits = str.maketrans("0123456789", "abcdefghim")
-    table.write_text("\n".join(f"{a},{b.translate(digits)},{c}" for a, b, c in lines), encoding="utf-8")
+    table.write_text(
+        "\n".join(f"{a},{b.translate(digits)},{c}" for a, b, c in lines), encoding="utf-8"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +53,11 @@ def tuned(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
         patch.chdir(folder)
         spell(write_photos(Path("photos"), SPLITS))
         settings = [setting for setting in SMALL if not setting.startswith(("model", "data"))]
-        settings += [f"train.start={trained}", f"data.source={folder / 'photos'}", "train.learning_rate=3e-3"]
+        settings += [
+            f"train.start={trained}",
+            f"data.source={folder / 'photos'}",
+            "train.learning_rate=3e-3",
+        ]
         settings += ["train.image_blocks=1", "train.text_blocks=0"]
         outcome = train("first-run", settings, name="mine")
     return folder, outcome
@@ -66,7 +79,9 @@ def turned(folder: Path) -> None:
 def run(**wanted: Any) -> dict[str, Any]:
     told: list[tuple[str, int, int]] = []
     result = gained(
-        GainedRequest(device="cpu", **wanted), None, lambda what: lambda done, total: told.append((what, done, total))
+        GainedRequest(device="cpu", **wanted),
+        None,
+        lambda what: lambda done, total: told.append((what, done, total)),
     )
     assert all(0 <= done <= total for _, done, total in told)
     assert {what for what, done, total in told if done == total} == {
@@ -75,21 +90,32 @@ def run(**wanted: Any) -> dict[str, Any]:
     return result
 
 
-def test_training_ends_with_the_score_of_the_start_beside_its_own(tuned: tuple[Path, Outcome]) -> None:
+def test_training_ends_with_the_score_of_the_start_beside_its_own(
+    tuned: tuple[Path, Outcome],
+) -> None:
     folder, outcome = tuned
     assert outcome.evaluation is not None
     assert outcome.start_evaluation is not None
-    plain = evaluate(EvaluationRequest(str(folder / "runs/mine/start"), str(folder / "photos"), device="cpu"))
+    plain = evaluate(
+        EvaluationRequest(str(folder / "runs/mine/start"), str(folder / "photos"), device="cpu")
+    )
     assert plain["split"] == outcome.start_evaluation["split"] == "test"
     for name in ("t2i_r1", "t2i_r10", "i2t_r5", "t2i_mean_reciprocal_rank"):
         assert outcome.start_evaluation[name] == plain["evaluation"][name]
-    assert outcome.start_evaluation["t2i_mean_reciprocal_rank"] != outcome.evaluation["t2i_mean_reciprocal_rank"]
+    assert (
+        outcome.start_evaluation["t2i_mean_reciprocal_rank"]
+        != outcome.evaluation["t2i_mean_reciprocal_rank"]
+    )
     last = list(read_events(folder / "runs/mine/events.jsonl"))[-1]
     assert last["start_evaluation"] == json.loads(json.dumps(outcome.start_evaluation))
-    assert "; at the start test text to image R@1/5/10" in (folder / "runs/mine/log.txt").read_text(encoding="utf-8")
+    assert "; at the start test text to image R@1/5/10" in (folder / "runs/mine/log.txt").read_text(
+        encoding="utf-8"
+    )
 
 
-def test_the_ends_of_the_curves_are_the_scores_of_start_and_end(mine: Path, tuned: tuple[Path, Any]) -> None:
+def test_the_ends_of_the_curves_are_the_scores_of_start_and_end(
+    mine: Path, tuned: tuple[Path, Any]
+) -> None:
     photos = str(tuned[0] / "photos")
     result = run()
     assert result["alphas"] == ALPHAS
@@ -114,17 +140,28 @@ def test_the_ends_of_the_curves_are_the_scores_of_start_and_end(mine: Path, tune
     assert scenes["before"]["short_questions"]["map"] == pytest.approx(plain["map"], abs=1e-6)
     kept = json.loads((mine / "gained" / "gained.json").read_text(encoding="utf-8"))
     assert kept.pop("written_by")
-    assert kept == json.loads(json.dumps({name: value for name, value in result.items() if name != "files"}))
-    assert [Path(path).name for path in result["files"]] == ["gained.html", "gained.md", "gained.json"]
+    assert kept == json.loads(
+        json.dumps({name: value for name, value in result.items() if name != "files"})
+    )
+    assert [Path(path).name for path in result["files"]] == [
+        "gained.html",
+        "gained.md",
+        "gained.json",
+    ]
     assert result["summary"] in Path(result["files"][1]).read_text(encoding="utf-8")
 
 
-def test_the_mixture_that_is_written_scores_what_the_account_says(mine: Path, tuned: tuple[Path, Any]) -> None:
+def test_the_mixture_that_is_written_scores_what_the_account_says(
+    mine: Path, tuned: tuple[Path, Any]
+) -> None:
     photos = str(tuned[0] / "photos")
     result = run(alpha="0.37", run="mine", out=Path("shared"))
     assert result["alphas"] == sorted([*ALPHAS, 0.37])
     assert (result["model"], result["model_alpha"]) == (str(Path("runs/mine/blended")), 0.37)
-    assert {path.name for path in mine.joinpath("blended").iterdir()} == {"model.safetensors", "config.json"}
+    assert {path.name for path in mine.joinpath("blended").iterdir()} == {
+        "model.safetensors",
+        "config.json",
+    }
     plain = evaluate(EvaluationRequest("runs/mine/blended", photos, device="cpu"))["evaluation"]
     recalls = [plain[f"{way}_r{place}"] for way in ("t2i", "i2t") for place in (1, 5, 10)]
     (point,) = [point for point in result["new"]["curve"] if point["alpha"] == 0.37]
@@ -156,7 +193,9 @@ def test_checks_are_classes_or_captions_and_those_not_known_do_not_decide(mine: 
     ]
     things = result["checks"][1]
     plain = evaluate(EvaluationRequest("runs/mine/start", "things", device="cpu"))["zeroshot"]
-    assert things["before"]["mean_per_class"] == things["curve"][0]["value"] == plain["mean_per_class"]
+    assert (
+        things["before"]["mean_per_class"] == things["curve"][0]["value"] == plain["mean_per_class"]
+    )
     assert things["chance"] == 0.5
     assert not things["decides"]
     assert any(note.startswith("things does not decide: the start's") for note in result["notes"])
@@ -201,7 +240,9 @@ def test_an_interrupted_command_keeps_what_was_scored_and_goes_on(
     monkeypatch.setattr("lapclip.commands.gained.evaluate_set", count_scored)
     resumed = run()
     assert scored == ["photos", "scenes"]
-    assert run(alpha="auto")["alpha"] == resumed["alpha"]  # the command that is offered next scores nothing anew
+    assert (
+        run(alpha="auto")["alpha"] == resumed["alpha"]
+    )  # the command that is offered next scores nothing anew
     assert scored == ["photos", "scenes"]
     shutil.rmtree(empty_cache)
     afresh = run()
@@ -210,7 +251,9 @@ def test_an_interrupted_command_keeps_what_was_scored_and_goes_on(
     ]
 
 
-def test_large_towers_are_mixed_at_fewer_alphas(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_towers_are_mixed_at_fewer_alphas(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lapclip.commands.gained.LARGE", 1000)
     assert run()["alphas"] == FEWER
 
@@ -252,7 +295,11 @@ def test_the_command_prints_the_account_and_what_is_next(mine: Path) -> None:
         "Recommended: alpha",
     ):
         assert words in told.stdout
-    assert told.stdout.strip().splitlines()[-1].startswith("Next: open runs/mine/gained/gained.html in a browser, or")
+    assert (
+        told.stdout.strip()
+        .splitlines()[-1]
+        .startswith("Next: open runs/mine/gained/gained.html in a browser, or")
+    )
     done = lapclip("gained", "mine", "--alpha", "auto", "--device", "cpu", "--json")
     result = json.loads(done.stdout)
     assert result.keys() >= {"run", "alpha", "alphas", "new", "checks", "model", "files"}

@@ -21,7 +21,12 @@ from lapclip.runs.events import read_events
 from ..conftest import SMALL, command, lapclip, set_flags
 from ..small_runs import stop_after, train_small
 
-SETTINGS = set_flags(*SMALL, "train.steps=100", "train.checkpoint_every_seconds=0.2", "train.evaluate_every_epochs=20")
+SETTINGS = set_flags(
+    *SMALL,
+    "train.steps=100",
+    "train.checkpoint_every_seconds=0.2",
+    "train.evaluate_every_epochs=20",
+)
 
 
 def events(folder: Path) -> list[dict]:
@@ -31,7 +36,9 @@ def events(folder: Path) -> list[dict]:
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
-    return subprocess.Popen(command(*arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command(*arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def wait_for_step(folder: Path, number: int, process: subprocess.Popen[str]) -> None:
@@ -46,13 +53,17 @@ def wait_for_step(folder: Path, number: int, process: subprocess.Popen[str]) -> 
 
 
 @pytest.mark.slow
-def test_runs_killed_at_random_moments_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_killed_at_random_moments_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a").mkdir()
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path / "a")
         undisturbed = lapclip("train", *SETTINGS)
     assert undisturbed.returncode == 0, undisturbed.stderr
-    want = {event["step"]: event["loss"] for event in events(tmp_path / "a") if event["type"] == "step"}
+    want = {
+        event["step"]: event["loss"] for event in events(tmp_path / "a") if event["type"] == "step"
+    }
     chance = random.Random(5)
     disturbed = tmp_path / "b"
     process = start(disturbed, "train", *SETTINGS)
@@ -75,13 +86,17 @@ def test_runs_killed_at_random_moments_lose_nothing(tmp_path: Path, monkeypatch:
     for event in events(disturbed):
         if event["type"] == "resumed":
             resumes += 1
-            assert newest - event["step"] <= 3 * interval  # one interval, on a machine that may be busier than before
+            assert (
+                newest - event["step"] <= 3 * interval
+            )  # one interval, on a machine that may be busier than before
         elif event["type"] == "step":
             newest = event["step"]
     assert resumes == 2
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to send to another process")
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="Windows has no SIGTERM to send to another process"
+)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: int, status: int) -> None:
     process = start(tmp_path, "train", "--name", "mine", *SETTINGS)
@@ -100,7 +115,9 @@ def wait_on_terminal(folder: Path, number: int, terminal: int) -> None:
     """Wait for a step of a process that writes to a terminal, which has to be read or it would block."""
     os.set_blocking(terminal, False)
     limit = time.monotonic() + 90
-    while not any(event.get("step") == number for event in read_events(folder / "runs/mine/events.jsonl")):
+    while not any(
+        event.get("step") == number for event in read_events(folder / "runs/mine/events.jsonl")
+    ):
         assert time.monotonic() < limit
         with suppress(BlockingIOError):
             os.read(terminal, 1 << 16)
@@ -156,11 +173,15 @@ def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
     assert events(tmp_path)[-1]["type"] == "finished"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT to send to another process")
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="Windows has no SIGINT to send to another process"
+)
 def test_an_interrupt_while_images_are_drawn_says_so(tmp_path: Path) -> None:
     process = start(tmp_path, "train", "--set", "model.name=tiny", "--set", "data.seed=77")
     assert process.stderr is not None
-    assert any("drawing" in line for line in process.stderr)  # where there is a GPU, it is checked first
+    assert any(
+        "drawing" in line for line in process.stderr
+    )  # where there is a GPU, it is checked first
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130

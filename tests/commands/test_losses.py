@@ -33,9 +33,13 @@ def sigmoid(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     return folder
 
 
-def test_a_run_records_its_loss_of_guessing_and_its_bias(sigmoid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_records_its_loss_of_guessing_and_its_bias(
+    sigmoid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(sigmoid)
-    assert events("started", "whole")[0]["chance_loss"] == pytest.approx(LOSSES["sigmoid"].chance(16))
+    assert events("started", "whole")[0]["chance_loss"] == pytest.approx(
+        LOSSES["sigmoid"].chance(16)
+    )
     steps = events("step", "whole")
     assert steps[0]["logit_bias"] == pytest.approx(-math.log(15))
     assert steps[0]["temperature"] == pytest.approx(1 / 10)
@@ -60,7 +64,9 @@ def test_settings_of_a_bias_that_is_not_there_are_named(here: Path) -> None:
     assert "model.logit_bias" in notes
 
 
-def test_a_bias_that_gets_no_gradient_is_no_vanishing_tower(sigmoid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bias_that_gets_no_gradient_is_no_vanishing_tower(
+    sigmoid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A teacher of weight 1 leaves the contrastive loss out, and with it the gradient of its bias."""
     monkeypatch.chdir(sigmoid)
     log = Path("runs/whole/events.jsonl")
@@ -69,12 +75,16 @@ def test_a_bias_that_gets_no_gradient_is_no_vanishing_tower(sigmoid: Path, monke
     for line in lines:
         if line["type"] == "step":
             line["grad_norms"]["bias"] = 0.0
-    Path("runs/silent/events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    Path("runs/silent/events.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+    )
     found = json.loads(command("doctor", "silent", "--json").stdout)["findings"]
     assert "vanishing-gradients" not in {finding["id"] for finding in found}
 
 
-def test_a_resumed_run_goes_on_with_scale_and_bias(sigmoid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_goes_on_with_scale_and_bias(
+    sigmoid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(sigmoid)
     assert train_small(*SIGMOID, name="parts", callbacks=stop_after(5, "parts")).state == "stopped"
     assert resume("parts").state == "finished"
@@ -100,7 +110,9 @@ def test_a_model_of_another_loss_starts_with_the_scale_and_bias_of_this_one(
     ):
         run = f"{loss}-from-the-other"
         flags = set_flags(*short, "train.steps=2", f"train.loss={loss}")
-        done = command("train", "--from", str(start), "--recipe", "full", *flags, "--name", run, "--json")
+        done = command(
+            "train", "--from", str(start), "--recipe", "full", *flags, "--name", run, "--json"
+        )
         assert done.returncode == 0, done.stderr
         first = events("step", run)[0]
         assert first["temperature"] == pytest.approx(1 / scale)
@@ -108,7 +120,9 @@ def test_a_model_of_another_loss_starts_with_the_scale_and_bias_of_this_one(
 
 
 @pytest.mark.parametrize("to", ["openclip", "huggingface"])
-def test_the_bias_goes_where_others_look_for_it(sigmoid: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bias_goes_where_others_look_for_it(
+    sigmoid: Path, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(sigmoid)
     done = command("export", "whole", "--to", to, "--json")
     assert done.returncode == 0, done.stderr
@@ -127,7 +141,9 @@ def test_the_bias_goes_where_others_look_for_it(sigmoid: Path, to: str, monkeypa
     assert load_torch(folder).model.logit_bias is None
 
 
-def test_the_doctor_and_the_report_know_the_loss(sigmoid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_and_the_report_know_the_loss(
+    sigmoid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(sigmoid)
     assert command("doctor", "whole").returncode == 0
     done = command("report", "whole", "--json")

@@ -37,13 +37,22 @@ def test_each_pair_of_towers_has_its_recall_with_an_interval(found: dict, text: 
     assert found["candidates"] == 12  # a fifth of them
 
 
-def test_the_recommended_command_names_the_towers_and_how_data_is_read(found: dict, text: str) -> None:
+def test_the_recommended_command_names_the_towers_and_how_data_is_read(
+    found: dict, text: str
+) -> None:
     words = found["recommended"]["command"].split()
     assert words[:5] == ["lapclip", "train", "scenes", "--recipe", "heads"]
-    assert {f"model.image_from={IMAGE}", f"model.text_from={text}", "model.image_taps=", FEW[0]} <= set(words)
+    assert {
+        f"model.image_from={IMAGE}",
+        f"model.text_from={text}",
+        "model.image_taps=",
+        FEW[0],
+    } <= set(words)
 
 
-def test_the_command_prints_it_for_scripts_and_for_people(text: str, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_prints_it_for_scripts_and_for_people(
+    text: str, capsys: pytest.CaptureFixture
+) -> None:
     words = ["probe", "scenes", "--towers", IMAGE, "--texts", text, "--images", "40"]
     words += [word for setting in FEW for word in ("--set", setting)]
     for more in ([], ["--json"]):

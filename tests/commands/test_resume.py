@@ -32,10 +32,18 @@ from ..conftest import lapclip as command
 from ..small_runs import events, losses, stop_after, train_small
 
 SAVING = ("train.steps=6", "train.checkpoint_every_seconds=0.000001", "data.train_pairs=32")
-HALF = ["train.dtype=float16", "train.cheap_size=16", "train.cheap_share=0.5", "train.crop=0.8", "train.flip=0.5"]
+HALF = [
+    "train.dtype=float16",
+    "train.cheap_size=16",
+    "train.cheap_share=0.5",
+    "train.crop=0.8",
+    "train.flip=0.5",
+]
 
 
-def test_resumed_run_matches_uninterrupted_run_step_for_step(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_matches_uninterrupted_run_step_for_step(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = train_small("train.patch_dropout=0.25", name="whole")
     asked = iter([None] * 6 + ["enough"])
     with monkeypatch.context() as patched:
@@ -47,28 +55,44 @@ def test_resumed_run_matches_uninterrupted_run_step_for_step(here: Path, monkeyp
     assert losses("parts") == losses("whole")
     assert second.evaluation == whole.evaluation
     for name in ("weights.safetensors", "optimizer.safetensors"):
-        files = [here / "runs" / run / "checkpoints" / "step-00000012" / name for run in ("whole", "parts")]
+        files = [
+            here / "runs" / run / "checkpoints" / "step-00000012" / name
+            for run in ("whole", "parts")
+        ]
         assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_a_run_goes_on_with_the_tokens_it_began_with_and_the_words_it_predicts(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bpe = ("data.tokenizer=bpe", "data.vocabulary=600", "train.word_weight=0.3", "train.optimizer=muon")
+    bpe = (
+        "data.tokenizer=bpe",
+        "data.vocabulary=600",
+        "train.word_weight=0.3",
+        "train.optimizer=muon",
+    )
     train_small(*bpe, name="whole")
-    assert find_run("whole").read_settings()["reasons"]["data.tokenizer"].startswith("asked for: a BPE of ")
+    assert (
+        find_run("whole")
+        .read_settings()["reasons"]["data.tokenizer"]
+        .startswith("asked for: a BPE of ")
+    )
     asked = iter([None] * 6 + ["enough"])
     with monkeypatch.context() as patched:
         patched.setattr(Signals, "reason", lambda self: next(asked))
         assert train_small(*bpe, name="parts").state == "stopped"
     # Another release of what learns the tokens might number them otherwise, so they are not learnt again.
-    monkeypatch.setattr("lapclip.commands.resume.fit_vocabulary", lambda *_: pytest.fail("learnt again"))
+    monkeypatch.setattr(
+        "lapclip.commands.resume.fit_vocabulary", lambda *_: pytest.fail("learnt again")
+    )
     assert resume("parts").state == "finished"
     assert losses("parts") == losses("whole")
     saved = json.loads((here / "runs" / "parts" / "tokenizer.json").read_text())
     assert lapclip.load("runs/parts").tokenizer.to_dict() == saved
     assert saved["kind"] == "bpe"
-    word_losses = [[step["word_loss"] for step in events("step", run)] for run in ("whole", "parts")]
+    word_losses = [
+        [step["word_loss"] for step in events("step", run)] for run in ("whole", "parts")
+    ]
     assert word_losses[0] == word_losses[1]
     assert word_losses[0][-1] < word_losses[0][0]
     assert "word_embedding" not in load_file(here / "runs" / "parts" / "model" / WEIGHTS)
@@ -81,7 +105,9 @@ def test_stop_is_polled_and_resume_goes_on(here: Path) -> None:
     assert resume("run").state == "finished"
 
 
-def test_a_full_disk_fails_the_run_and_resume_finishes_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_fails_the_run_and_resume_finishes_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = checkpoint.save_file
 
     def full_after_the_first(tensors, path, *about) -> None:
@@ -103,13 +129,21 @@ def test_a_full_disk_fails_the_run_and_resume_finishes_it(here: Path, monkeypatc
     assert not half.exists()
 
 
-def test_a_damaged_checkpoint_is_skipped_with_a_word(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_word(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("lapclip.commands.train.keep_newest", lambda *_: None)  # as before it was finished
+        patched.setattr(
+            "lapclip.commands.train.keep_newest", lambda *_: None
+        )  # as before it was finished
         train_small("train.checkpoint_every_epochs=1", name="whole")
     shutil.copytree("runs/whole", "runs/copy")
     run = find_run("copy")
-    lines = [line for line in run.events.read_text().splitlines() if json.loads(line)["type"] != "finished"]
+    lines = [
+        line
+        for line in run.events.read_text().splitlines()
+        if json.loads(line)["type"] != "finished"
+    ]
     run.events.write_text("\n".join(lines) + "\n")
     (run.checkpoints / "step-00000012" / "weights.safetensors").write_bytes(b"short")
     assert resume("copy").state == "finished"
@@ -131,7 +165,11 @@ def undisturbed_losses(tmp_path_factory: pytest.TempPathFactory, cache: Path) ->
 @pytest.mark.parametrize("dies_in", ["save_file", "flush", "replace", "list_checkpoints"])
 @pytest.mark.parametrize("at_call", [1, 2, 3, 5, 8])
 def test_dying_anywhere_inside_a_save_loses_nothing(
-    here: Path, monkeypatch: pytest.MonkeyPatch, undisturbed_losses: dict[int, float], dies_in: str, at_call: int
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    undisturbed_losses: dict[int, float],
+    dies_in: str,
+    at_call: int,
 ) -> None:
     """What kill -9 does, at a chosen line: no handler runs, no clean-up is reached."""
 
@@ -171,7 +209,9 @@ def test_a_run_resumed_before_its_second_checkpoint_keeps_its_first(
     assert (here / "runs/run/checkpoints/step-00000000/state.json").stat().st_mtime_ns == untouched
 
 
-def test_a_wish_to_stop_made_during_set_up_is_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wish_to_stop_made_during_set_up_is_kept(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train_small(callbacks=run_setup.Callbacks([_stop_at_once]))
 
     def slow_set_up(run, saved, progress, ranks):
@@ -182,7 +222,9 @@ def test_a_wish_to_stop_made_during_set_up_is_kept(here: Path, monkeypatch: pyte
     assert resume("run").state == "stopped"
 
 
-@pytest.mark.parametrize("changes", [["train.dtype=bfloat16"], HALF], ids=["bfloat16", "float16 with schedules"])
+@pytest.mark.parametrize(
+    "changes", [["train.dtype=bfloat16"], HALF], ids=["bfloat16", "float16 with schedules"]
+)
 def test_runs_in_half_precision_resume_to_the_same_losses(here: Path, changes: list[str]) -> None:
     changes = [*changes, "train.steps=6"]
     train_small(*changes, name="whole")
@@ -197,7 +239,16 @@ def test_a_run_from_before_kernels_were_chosen_goes_on_with_the_plain_ones(here:
     train_small(*plain, callbacks=run_setup.Callbacks([_stop_at_once]))
     settings = Path("runs/run/run.toml")
     lines = settings.read_text().splitlines(keepends=True)
-    new = ("image_attention", "text_attention", "linear", "recompute", "cheap_size", "cheap_share", "crop", "flip")
+    new = (
+        "image_attention",
+        "text_attention",
+        "linear",
+        "recompute",
+        "cheap_size",
+        "cheap_share",
+        "crop",
+        "flip",
+    )
     settings.write_text("".join(line for line in lines if not line.startswith(new)))
     assert resume("run").state == "finished"
     assert losses() == losses("whole")
@@ -217,7 +268,9 @@ def test_a_run_of_another_machine_is_refused_with_a_command_that_works_here(
     monkeypatch.setattr(choose_device, "accelerator_here", lambda: None)
     train_small("train.text_device=cpu", name="mine", callbacks=stop_after(3))
     settings = here / "runs" / "mine" / "run.toml"
-    changed = re.sub(rf'^{setting} = ".*"$', f'{setting} = "{value}"', settings.read_text(), flags=re.MULTILINE)
+    changed = re.sub(
+        rf'^{setting} = ".*"$', f'{setting} = "{value}"', settings.read_text(), flags=re.MULTILINE
+    )
     settings.write_text(changed)
     with pytest.raises(RunError, match=f"mine began on another machine: {refused}") as caught:
         resume("mine")
@@ -233,12 +286,20 @@ def test_a_finished_run_is_not_resumed(here: Path, trained: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows lets few users make links")
-@pytest.mark.parametrize("asked", ["resume mine", "resume mine --background", "export mine --to onnx", "eval mine"])
-def test_no_command_writes_where_a_link_in_a_run_leads(here: Path, trained: Path, asked: str) -> None:
+@pytest.mark.parametrize(
+    "asked", ["resume mine", "resume mine --background", "export mine --to onnx", "eval mine"]
+)
+def test_no_command_writes_where_a_link_in_a_run_leads(
+    here: Path, trained: Path, asked: str
+) -> None:
     run = Path(shutil.copytree(trained, here / "runs" / "mine"))
     (here / "precious").mkdir()
     (here / "precious" / "bashrc").write_text("half a line")
-    for name, target in (("exported", "precious"), ("evaluation", "precious"), ("log.txt", "precious/bashrc")):
+    for name, target in (
+        ("exported", "precious"),
+        ("evaluation", "precious"),
+        ("log.txt", "precious/bashrc"),
+    ):
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(here / target)
     done = command(*asked.split())
@@ -269,7 +330,9 @@ def test_a_run_killed_before_its_first_step_starts_again(here: Path) -> None:
 def test_other_data_than_the_run_began_with_is_refused(here: Path) -> None:
     train_small(callbacks=run_setup.Callbacks([_stop_at_once]))
     settings = Path("runs/run/run.toml")
-    settings.write_text(settings.read_text().replace("data_fingerprint = ", "data_fingerprint = 'x' # "))
+    settings.write_text(
+        settings.read_text().replace("data_fingerprint = ", "data_fingerprint = 'x' # ")
+    )
     with pytest.raises(RunError, match="The data is not what"):
         resume("run")
 
@@ -280,7 +343,9 @@ def _stop_at_once(event) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to send to oneself")
-def test_a_run_that_prepares_its_data_ends_when_it_is_told_to(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_prepares_its_data_ends_when_it_is_told_to(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def prepare(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("it went on")
@@ -318,7 +383,11 @@ def test_a_best_model_saved_after_the_last_checkpoint_stays_the_best(
         if event.type == "evaluation" and event.step == 8:
             raise Killed
 
-    rarely = ["train.evaluate_every_epochs=2", "train.checkpoint_every_epochs=0", "train.checkpoint_every_seconds=0"]
+    rarely = [
+        "train.evaluate_every_epochs=2",
+        "train.checkpoint_every_epochs=0",
+        "train.checkpoint_every_seconds=0",
+    ]
     with pytest.raises(Killed):
         train_small(*rarely, callbacks=run_setup.Callbacks([die]))
     weights = Path("runs/run/model") / WEIGHTS
@@ -331,18 +400,25 @@ def test_a_best_model_saved_after_the_last_checkpoint_stays_the_best(
     assert [event["best"] for event in events("evaluation")[1:]] == [False, False]
 
 
-def test_a_run_stopped_where_it_would_end_early_ends_there(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_stopped_where_it_would_end_early_ends_there(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Training, "merit", lambda self, scores, images: 0.5)
     settings = ["train.patience=1", "train.evaluate_every_epochs=1"]
     whole = train_small(*settings, name="whole")
     assert whole.steps < 12
-    assert train_small(*settings, name="parts", callbacks=stop_after(whole.steps - 1, "parts")).state == "stopped"
+    assert (
+        train_small(*settings, name="parts", callbacks=stop_after(whole.steps - 1, "parts")).state
+        == "stopped"
+    )
     parts = resume("parts")
     assert (parts.state, parts.steps, parts.early) == ("finished", whole.steps, whole.early)
     assert parts.evaluation == whole.evaluation
 
 
-def test_a_run_whose_best_model_is_gone_makes_one(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_best_model_is_gone_makes_one(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no more")
 
@@ -361,7 +437,11 @@ def test_a_run_whose_best_model_is_gone_makes_one(here: Path, monkeypatch: pytes
         ("[run", "[other", "run is no section"),
         ("[work]", "[other]\nx = 1\n[[work]]", "work is no section"),
         ("\nthreads = ", "\nthreads = 1000000 #", "train.threads must be at most 1024"),
-        ("\nloader_threads = ", "\nloader_threads = 1000000 #", "train.loader_threads must be at most 1024"),
+        (
+            "\nloader_threads = ",
+            "\nloader_threads = 1000000 #",
+            "train.loader_threads must be at most 1024",
+        ),
         ("\ntext_layers = ", "\ntext_layers = 1000000 #", "needs about"),
         ("\nbattery = ", "\nbatery = ", "batery"),
     ],
@@ -375,8 +455,14 @@ def test_a_damaged_run_toml_is_refused_in_a_line(
     assert before in text
     whole, _, rest = text.rpartition(before)
     text = whole if after is None else f"{whole}{after}{rest}"
-    run.settings.write_text("run = 3\n" + text.replace("[run", "[other") if before == "[run" else text)
-    lines = [line for line in run.events.read_text().splitlines() if json.loads(line)["type"] != "finished"]
+    run.settings.write_text(
+        "run = 3\n" + text.replace("[run", "[other") if before == "[run" else text
+    )
+    lines = [
+        line
+        for line in run.events.read_text().splitlines()
+        if json.loads(line)["type"] != "finished"
+    ]
     run.events.write_text("\n".join(lines) + "\n")
     refused = command("resume", "mine")
     assert refused.returncode == 2
@@ -386,13 +472,19 @@ def test_a_damaged_run_toml_is_refused_in_a_line(
         assert command("stop", "mine").returncode == 2
 
 
-@pytest.mark.parametrize(("name", "value"), [("batch_size", 8), ("steps", 3), ("learning_rate", 0.5)])
-def test_a_setting_that_was_edited_since_the_run_began_is_named(here: Path, name: str, value: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch_size", 8), ("steps", 3), ("learning_rate", 0.5)]
+)
+def test_a_setting_that_was_edited_since_the_run_began_is_named(
+    here: Path, name: str, value: float
+) -> None:
     train_small(name="mine", callbacks=stop_after(5, "mine"))
     settings = here / "runs/mine/run.toml"
     before = settings.read_text()
     settings.write_text(re.sub(rf"(?m)^{name} = .*$", f"{name} = {value}", before))
-    with pytest.raises(RunError, match=rf"run.toml was edited: train.{name} is {value}, and the run began with"):
+    with pytest.raises(
+        RunError, match=rf"run.toml was edited: train.{name} is {value}, and the run began with"
+    ):
         resume("mine")
     settings.write_text(before)
     assert resume("mine").state == "finished"

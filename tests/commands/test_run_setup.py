@@ -48,7 +48,9 @@ def test_minutes_that_are_too_few_or_stand_beside_epochs_are_said() -> None:
     epochs, few = setup.notes
     assert epochs == "train.epochs is not used: the run is to take 0.0001 minutes"
     assert few.startswith("0.0001 minutes are enough for 1 step; ")
-    least = max(2 * setup.plan.steps_per_epoch, run_setup.LEAST_STEPS)  # two epochs of this are eight steps
+    least = max(
+        2 * setup.plan.steps_per_epoch, run_setup.LEAST_STEPS
+    )  # two epochs of this are eight steps
     assert re.search(rf"; {least} or more are better, and take about 0\.\d minutes$", few)
 
 
@@ -56,22 +58,50 @@ def test_minutes_that_are_too_few_or_stand_beside_epochs_are_said() -> None:
     ("settings", "minutes", "times"),
     [
         ([], None, 1),
-        (["train.steps=0"], 0.01, 3),  # for the features, for timing, and with the steps that were found
-        (["train.start={trained}", "train.image_blocks=0", "train.text_blocks=0", "train.views=1"], None, 1),
+        (
+            ["train.steps=0"],
+            0.01,
+            3,
+        ),  # for the features, for timing, and with the steps that were found
+        (
+            [
+                "train.start={trained}",
+                "train.image_blocks=0",
+                "train.text_blocks=0",
+                "train.views=1",
+            ],
+            None,
+            1,
+        ),
     ],
 )
 def test_the_model_is_built_once_and_the_plan_is_complete(
-    here: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], minutes: float | None, times: int
+    here: Path,
+    trained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: list[str],
+    minutes: float | None,
+    times: int,
 ) -> None:
     built, build = [], run_setup.build
     monkeypatch.setattr(run_setup, "build", lambda *given: built.append(given) or build(*given))
     asked = [setting.format(trained=trained) for setting in settings]
-    setup = set_up("first-run", [*SMALL[1:], *([] if trained.name in "".join(asked) else SMALL[:1]), *asked], minutes)
+    setup = set_up(
+        "first-run",
+        [*SMALL[1:], *([] if trained.name in "".join(asked) else SMALL[:1]), *asked],
+        minutes,
+    )
     assert len(built) == times
     batch = setup.plan.batch(1)
-    assert (batch.image_features is not None) == (setup.features is not None) == (setup.initial_weights is not None)
+    assert (
+        (batch.image_features is not None)
+        == (setup.features is not None)
+        == (setup.initial_weights is not None)
+    )
     assert setup.step.model is setup.embedder.model
-    assert {field.name for field in dataclasses.fields(setup) if getattr(setup, field.name) is None} <= {
+    assert {
+        field.name for field in dataclasses.fields(setup) if getattr(setup, field.name) is None
+    } <= {
         "initial_weights",
         "teacher",
         "tuned_seconds",
@@ -84,7 +114,9 @@ def test_the_model_is_built_once_and_the_plan_is_complete(
 def test_minutes_count_the_cheap_part_at_its_own_price(
     here: Path, monkeypatch: pytest.MonkeyPatch, share: float, seconds: float
 ) -> None:
-    trial = set_up("first-run", [*SMALL, "train.cheap_size=16", "train.steps=2", "train.cheap_share=0.5"], None)
+    trial = set_up(
+        "first-run", [*SMALL, "train.cheap_size=16", "train.steps=2", "train.cheap_share=0.5"], None
+    )
 
     def price(trial: RunSetup, number: int) -> float:
         assert isinstance(trial.step, TrainStep)
@@ -106,14 +138,26 @@ def test_a_start_beside_other_programs_says_so(here: Path, monkeypatch: pytest.M
 def test_a_run_says_how_long_each_phase_took(here: Path) -> None:
     outcome = train("first-run", SMALL, name="run")
     phases = outcome.phase_seconds
-    assert list(phases) == ["settings", "data", "device", "model", "folder", "training", "last evaluation"]
+    assert list(phases) == [
+        "settings",
+        "data",
+        "device",
+        "model",
+        "folder",
+        "training",
+        "last evaluation",
+    ]
     assert all(seconds >= 0 for seconds in phases.values())
     assert sum(phases.values()) == pytest.approx(outcome.seconds, abs=0.2)
-    (begun,) = [event for event in read_events(here / "runs/run/events.jsonl") if event["type"] == "started"]
+    (begun,) = [
+        event for event in read_events(here / "runs/run/events.jsonl") if event["type"] == "started"
+    ]
     assert begun["set_up_seconds"] == {phase: phases[phase] for phase in list(phases)[:5]}
 
 
-def test_an_accelerator_is_examined_beside_the_making_of_data(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerator_is_examined_beside_the_making_of_data(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads: dict[str, str] = {}
 
     class Found(Cpu):

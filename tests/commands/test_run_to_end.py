@@ -42,7 +42,9 @@ def no_memory(*_: object) -> None:
     torch.empty(1 << 50)
 
 
-def failing(real: Callable, *at: int, fail: Callable = no_memory, counts: Callable = lambda: True) -> Callable:
+def failing(
+    real: Callable, *at: int, fail: Callable = no_memory, counts: Callable = lambda: True
+) -> Callable:
     """A function that fails at some of the calls that count."""
     calls = iter(range(1, 10**6))
 
@@ -68,7 +70,11 @@ class FailsInBackward(torch.autograd.Function):
 
 @pytest.fixture(scope="module")
 def whole(trained: Path) -> dict[int, float]:
-    return {event["step"]: event["loss"] for event in read_events(trained / "events.jsonl") if event["type"] == "step"}
+    return {
+        event["step"]: event["loss"]
+        for event in read_events(trained / "events.jsonl")
+        if event["type"] == "step"
+    }
 
 
 @pytest.fixture
@@ -80,22 +86,34 @@ def undisturbed(here: Path, whole: dict[int, float]) -> dict[int, float]:
 def test_out_of_memory_in_the_forward_pass_halves_the_micro_batch(
     undisturbed: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 5, counts=torch.is_grad_enabled))
+    monkeypatch.setattr(
+        ImageTower, "forward", failing(ImageTower.forward, 5, counts=torch.is_grad_enabled)
+    )
     outcome = train_small()
     assert outcome.state == "finished"
     (fell_back,) = events("fell_back")
-    assert (fell_back["step"], fell_back["cause"]) == (4, "out of memory")  # nothing that was done is lost
+    assert (fell_back["step"], fell_back["cause"]) == (
+        4,
+        "out of memory",
+    )  # nothing that was done is lost
     assert fell_back["change"] == {"micro_batch": 8}
-    assert "micro_batch 16 becomes 8, the result stays the same; going on after step 4" in fell_back["text"]
+    assert (
+        "micro_batch 16 becomes 8, the result stays the same; going on after step 4"
+        in fell_back["text"]
+    )
     assert fell_back["text"] in Path("runs/run/log.txt").read_text()
-    assert [event["step"] for event in events("step")] == list(range(1, 13))  # and nothing is done twice
+    assert [event["step"] for event in events("step")] == list(
+        range(1, 13)
+    )  # and nothing is done twice
     assert {number: losses()[number] for number in range(1, 6)} == {
         number: undisturbed[number] for number in range(1, 5)
     } | {5: pytest.approx(undisturbed[5], rel=1e-6)}
     assert losses() == close_to(undisturbed)
 
 
-def test_what_failed_is_gone_before_it_is_built_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_failed_is_gone_before_it_is_built_again(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There may be no room for two models."""
     real, models = run_setup.build, []
 
@@ -106,19 +124,28 @@ def test_what_failed_is_gone_before_it_is_built_again(here: Path, monkeypatch: p
         return step, embedder
 
     monkeypatch.setattr(run_setup, "build", build)
-    monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 5, 6, counts=torch.is_grad_enabled))
+    monkeypatch.setattr(
+        ImageTower, "forward", failing(ImageTower.forward, 5, 6, counts=torch.is_grad_enabled)
+    )
     train_small()
     assert len(models) == 3
     train_small("train.dtype=bfloat16", name="half", callbacks=stop_after(3))
     models.clear()
-    monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 2, counts=torch.is_grad_enabled))
+    monkeypatch.setattr(
+        ImageTower, "forward", failing(ImageTower.forward, 2, counts=torch.is_grad_enabled)
+    )
     resume("half")
     assert len(models) == 2
 
 
-def test_out_of_memory_before_the_first_step_is_explained(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_before_the_first_step_is_explained(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run_setup, "make_step", no_memory)
-    with pytest.raises(ConfigError, match=r"tiny ran out of memory before its first step .*\n.*train\.micro_batch=8"):
+    with pytest.raises(
+        ConfigError,
+        match=r"tiny ran out of memory before its first step .*\n.*train\.micro_batch=8",
+    ):
         train_small()
     assert not Path("runs").exists()
 
@@ -155,26 +182,41 @@ def test_a_half_made_update_is_undone_from_the_newest_checkpoint(
     assert losses() == close_to(undisturbed)
 
 
-def test_memory_that_runs_out_twice_halves_twice(undisturbed: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 5, 6, counts=torch.is_grad_enabled))
+def test_memory_that_runs_out_twice_halves_twice(
+    undisturbed: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ImageTower, "forward", failing(ImageTower.forward, 5, 6, counts=torch.is_grad_enabled)
+    )
     train_small()
-    assert [event["change"] for event in events("fell_back")] == [{"micro_batch": 8}, {"micro_batch": 4}]
+    assert [event["change"] for event in events("fell_back")] == [
+        {"micro_batch": 8},
+        {"micro_batch": 4},
+    ]
     assert losses() == close_to(undisturbed)
 
 
 def test_out_of_memory_in_an_evaluation_does_not_lose_the_evaluation(
     undisturbed: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 2, counts=torch.is_inference_mode_enabled))
+    monkeypatch.setattr(
+        ImageTower,
+        "forward",
+        failing(ImageTower.forward, 2, counts=torch.is_inference_mode_enabled),
+    )
     train_small()
     assert len(events("fell_back")) == 1
     assert events("evaluation")[-1]["step"] == 12
     assert losses() == close_to(undisturbed)
 
 
-def test_one_pair_at_a_time_ends_with_the_figures(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pair_at_a_time_ends_with_the_figures(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
-        ImageTower, "forward", failing(ImageTower.forward, *range(1, 100), counts=torch.is_grad_enabled)
+        ImageTower,
+        "forward",
+        failing(ImageTower.forward, *range(1, 100), counts=torch.is_grad_enabled),
     )
     message = r"at step 1 of .*with micro_batch 1 .*about 0\.4 GB.*were free on cpu"
     with pytest.raises(TrainingError, match=message) as caught:
@@ -197,7 +239,9 @@ def test_a_run_killed_after_a_fallback_resumes_to_the_same_losses_bit_for_bit(
     settings = Path("runs/run/run.toml")
     for name in ("whole", "run"):
         with monkeypatch.context() as patched:
-            patched.setattr(ImageTower, "forward", failing(ImageTower.forward, 6, counts=torch.is_grad_enabled))
+            patched.setattr(
+                ImageTower, "forward", failing(ImageTower.forward, 6, counts=torch.is_grad_enabled)
+            )
 
             def kill(event, name: str = name) -> None:
                 if name == "run" and event.type == "step" and event.step == 9:
@@ -211,7 +255,9 @@ def test_a_run_killed_after_a_fallback_resumes_to_the_same_losses_bit_for_bit(
     began_with = settings.read_text()
     assert resume("run").state == "finished"
     assert losses("run") == losses("whole")
-    assert [event["step"] for event in events("resumed")] == [5]  # the state that was good is on disk
+    assert [event["step"] for event in events("resumed")] == [
+        5
+    ]  # the state that was good is on disk
     assert settings.read_text() == began_with
     assert "micro_batch = 0" in began_with
 
@@ -234,7 +280,9 @@ def test_a_device_that_fails_is_left_for_the_cpu_from_the_newest_checkpoint(
                 parameter.data.fill_(torch.nan)
         raise error
 
-    accelerated = [setting for setting in SMALL if "device" not in setting and "dtype" not in setting]
+    accelerated = [
+        setting for setting in SMALL if "device" not in setting and "dtype" not in setting
+    ]
     accelerated += ["train.checkpoint_every_epochs=1", f"train.dtype={dtype}"]
     with monkeypatch.context() as patched:
         keep_torch(patched)
@@ -256,12 +304,16 @@ def test_a_device_that_fails_is_left_for_the_cpu_from_the_newest_checkpoint(
     outcome = resume("run")
     assert outcome.state == "finished"
     tolerance = 1e-5 if dtype == "float32" else 2e-2  # float16 goes on in float32
-    assert losses() == {number: pytest.approx(loss, rel=tolerance) for number, loss in losses("whole").items()}
+    assert losses() == {
+        number: pytest.approx(loss, rel=tolerance) for number, loss in losses("whole").items()
+    }
 
 
 def keep_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the process have its accelerator back after the test."""
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", torch.accelerator.current_accelerator)
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", torch.accelerator.current_accelerator
+    )
     monkeypatch.setattr(torch.cuda, "is_available", torch.cuda.is_available)
 
 
@@ -272,7 +324,9 @@ def test_a_failed_device_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     keep_torch(monkeypatch)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")
+    )
     monkeypatch.setattr(torch.accelerator, "current_stream", dead)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", dead)
@@ -286,11 +340,17 @@ def test_a_failed_device_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> 
     assert choose_device("auto")[0].is_cpu
 
 
-def test_a_missing_operation_on_the_cpu_itself_is_a_fault(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_operation_on_the_cpu_itself_is_a_fault(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lack(*_: object) -> None:
         torch.linalg.cholesky(torch.ones(3, 3, dtype=torch.half))
 
-    monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 5, fail=lack, counts=torch.is_grad_enabled))
+    monkeypatch.setattr(
+        ImageTower,
+        "forward",
+        failing(ImageTower.forward, 5, fail=lack, counts=torch.is_grad_enabled),
+    )
     with pytest.raises(NotImplementedError, match="not implemented for 'Half'"):
         train_small()
     assert find_run("run").state == "failed"
@@ -312,14 +372,18 @@ def test_growing_swap_halves_the_micro_batch_once_for_each_look_and_never_ends_a
     train_small()
     fell_back = events("fell_back")
     assert [event["cause"] for event in fell_back] == ["swap"] * 5
-    assert [event["change"] for event in fell_back] == [{"micro_batch": size} for size in (8, 4, 2, 1)] + [{}]
+    assert [event["change"] for event in fell_back] == [
+        {"micro_batch": size} for size in (8, 4, 2, 1)
+    ] + [{}]
     assert "the system began to swap at step 2 (swap has grown by" in fell_back[0]["text"]
     assert "micro_batch is 1 already" in fell_back[-1]["text"]
     assert [event["step"] for event in events("step")] == list(range(1, 13))
     assert losses() == close_to(undisturbed)
 
 
-def test_swap_that_grows_for_other_programs_changes_nothing(undisturbed: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swap_that_grows_for_other_programs_changes_nothing(
+    undisturbed: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
     growing_swap(monkeypatch, own=False)
     train_small()
     assert not events("fell_back")
@@ -370,9 +434,14 @@ def test_a_real_cuda_device_that_fails(here: Path, what: str, how: str) -> None:
     settings = [setting for setting in SMALL if "device" not in setting]
     settings += ["train.device=cuda", f"train.compile={how}", "train.checkpoint_every_epochs=1"]
     train("first-run", settings, name="whole")
-    call = {"none": 7, "graph": 4}[how]  # after the checkpoint of an epoch of 4 steps, and while recording
+    call = {"none": 7, "graph": 4}[
+        how
+    ]  # after the checkpoint of an epoch of 4 steps, and while recording
     done = subprocess.run(
-        [sys.executable, "-c", CUDA_RUN, what, str(call), *settings], capture_output=True, text=True, env=os.environ
+        [sys.executable, "-c", CUDA_RUN, what, str(call), *settings],
+        capture_output=True,
+        text=True,
+        env=os.environ,
     )
     assert done.returncode == 0, done.stderr
     (fell_back,) = events("fell_back")
@@ -386,4 +455,6 @@ def test_a_real_cuda_device_that_fails(here: Path, what: str, how: str) -> None:
     else:
         assert fell_back["change"] == {"micro_batch": 8}
         assert finished["places"] == [{"step": 1, "image": "cuda", "text": "cuda"}]
-    assert losses() == {number: pytest.approx(loss, rel=1e-3) for number, loss in losses("whole").items()}
+    assert losses() == {
+        number: pytest.approx(loss, rel=1e-3) for number, loss in losses("whole").items()
+    }

@@ -44,8 +44,12 @@ def test_a_run_goes_on_with_the_sigmoid_loss_its_scale_and_its_bias(
     recipe: str, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(published.parent)
-    flags = set_flags(*SHORT, "train.steps=2", "train.learning_rate=1e-5", "train.symbol_dropout=0.2")
-    done = command("train", "--from", str(published), "--recipe", recipe, *flags, "--name", recipe, "--json")
+    flags = set_flags(
+        *SHORT, "train.steps=2", "train.learning_rate=1e-5", "train.symbol_dropout=0.2"
+    )
+    done = command(
+        "train", "--from", str(published), "--recipe", recipe, *flags, "--name", recipe, "--json"
+    )
     assert done.returncode == 0, done.stderr
     started, first = events("started", recipe)[0], events("step", recipe)[0]
     assert started["config"]["train"]["loss"] == "sigmoid"
@@ -55,7 +59,10 @@ def test_a_run_goes_on_with_the_sigmoid_loss_its_scale_and_its_bias(
     learnt = load_torch(f"runs/{recipe}")
     assert learnt.logits().scale == pytest.approx(SCALE, rel=1e-3)
     assert learnt.model.shape == load_torch(published).model.shape
-    assert np.abs(learnt.encode_text(["a cat"]) - load_torch(published).encode_text(["a cat"])).max() > 0
+    assert (
+        np.abs(learnt.encode_text(["a cat"]) - load_torch(published).encode_text(["a cat"])).max()
+        > 0
+    )
 
 
 def test_another_loss_can_be_asked_for_and_nothing_begins_from_nothing(published: Path) -> None:
@@ -72,33 +79,45 @@ def test_tokens_are_left_out_and_the_caption_stays_filled() -> None:
     tokenizer = siglip_tokenizer("siglip2")
     captions = [("two dogs in the snow",), ("a cat",), ("",), ("a dog " * 60,)]
     pairs = Pairs(np.zeros((4, 33, 33, 3), np.uint8), captions)
-    plain, short = (BatchPlan(pairs, tokenizer, 16, 4, 0, share).batch(1).tokens_BL for share in (0.0, 0.7))
+    plain, short = (
+        BatchPlan(pairs, tokenizer, 16, 4, 0, share).batch(1).tokens_BL for share in (0.0, 0.7)
+    )
     assert plain.shape == short.shape == (4, 16)
     counts = [(rows != tokenizer.padding).sum(1).tolist() for rows in (plain, short)]
     assert sorted(counts[1]) != sorted(counts[0])
     assert all((rows == tokenizer.end).sum() == 4 for rows in (plain, short))
 
 
-def test_search_takes_such_a_model(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_takes_such_a_model(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     draw, photos = np.random.default_rng(0), tmp_path / "photos"
     photos.mkdir()
     for at in range(3):
-        Image.fromarray(draw.integers(0, 256, (40 + at, 70, 3), dtype=np.uint8)).save(photos / f"{at}.png")
+        Image.fromarray(draw.integers(0, 256, (40 + at, 70, 3), dtype=np.uint8)).save(
+            photos / f"{at}.png"
+        )
     done = command("search", str(photos), "a red Cat", "--model", str(published), "--json")
     assert done.returncode == 0, done.stderr
     found = {Path(one["path"]).name: one["score"] for one in json.loads(done.stdout)["results"]}
     model = lapclip.load(published)
-    wanted = model.encode_image([photos / name for name in found]) @ model.encode_text(["a red Cat"])[0]
+    wanted = (
+        model.encode_image([photos / name for name in found]) @ model.encode_text(["a red Cat"])[0]
+    )
     np.testing.assert_allclose(list(found.values()), wanted, atol=2e-3)
 
 
-def test_a_served_text_has_its_full_length_and_is_refused_where_it_is_longer(published: Path) -> None:
+def test_a_served_text_has_its_full_length_and_is_refused_where_it_is_longer(
+    published: Path,
+) -> None:
     encoder = lapclip.load(published)
     engine = Engine("torch-float32", encoder, 1)
     assert engine.rows("text", 2).shape == (2, 16)
     row = Text("a red cat", whole=True).row(encoder)
-    np.testing.assert_allclose(engine.embed("text", row[None]), encoder.encode_text(["a red cat"]), atol=1e-6)
+    np.testing.assert_allclose(
+        engine.embed("text", row[None]), encoder.encode_text(["a red cat"]), atol=1e-6
+    )
     with pytest.raises(BadItem):
         Text("a dog " * 60, whole=True).row(encoder)
     assert Text("a dog " * 60).row(encoder).shape == (16,)

@@ -63,18 +63,27 @@ def test_a_run_on_two_devices_gives_the_losses_of_one_and_says_where_and_why() -
     assert outcome.state == "finished"
     assert losses() == close_to(losses("alone"))
     settings, reasons = saved()["train"], saved()["reasons"]
-    assert [settings[name] for name in ("device", "image_device", "text_device")] == ["xpu", "xpu", "cpu"]
+    assert [settings[name] for name in ("device", "image_device", "text_device")] == [
+        "xpu",
+        "xpu",
+        "cpu",
+    ]
     assert "where the loss is computed" in reasons["train.device"]
     assert reasons["train.image_device"] == "asked for"
     plain = saved("alone")
-    assert [plain["train"][name] for name in ("device", "image_device", "text_device")] == ["cpu"] * 3
+    assert [plain["train"][name] for name in ("device", "image_device", "text_device")] == [
+        "cpu"
+    ] * 3
     assert plain["reasons"]["train.image_device"] == "as train.device"
 
     steps = events("step")
     assert all(set(event["towers"]) == {"image", "text"} for event in steps)
     towers = view_of(find_run("run")).towers
     assert towers is not None
-    assert {tower.name: tower.device for tower in towers} == {"image": "cpu", "text": "cpu"}  # where tensors really are
+    assert {tower.name: tower.device for tower in towers} == {
+        "image": "cpu",
+        "text": "cpu",
+    }  # where tensors really are
     assert all(tower.computed > 0 and tower.waited >= 0 for tower in towers)
 
 
@@ -87,7 +96,10 @@ def test_a_resumed_run_on_two_devices_goes_on_to_the_bit(whole: dict[int, float]
 @pytest.mark.slow  # the step itself is compared in tests/training/test_two_devices.py
 @pytest.mark.parametrize(
     "settings",
-    [("train.dtype=bfloat16", "train.micro_batch=5"), ("train.dtype=float16", "train.optimizer=muon")],
+    [
+        ("train.dtype=bfloat16", "train.micro_batch=5"),
+        ("train.dtype=float16", "train.optimizer=muon"),
+    ],
     ids=str,
 )
 def test_so_does_one_in_half_precision(settings: tuple[str, ...]) -> None:
@@ -100,7 +112,9 @@ def test_so_does_one_in_half_precision(settings: tuple[str, ...]) -> None:
 def test_memory_that_runs_out_on_one_of_them_halves_the_micro_batch_on_both(
     whole: dict[int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TextTower, "forward", failing(TextTower.forward, 4, counts=torch.is_grad_enabled))
+    monkeypatch.setattr(
+        TextTower, "forward", failing(TextTower.forward, 4, counts=torch.is_grad_enabled)
+    )
     assert split_run().state == "finished"
     (fell_back,) = events("fell_back")
     assert (fell_back["step"], fell_back["cause"]) == (3, MEMORY)
@@ -109,7 +123,9 @@ def test_memory_that_runs_out_on_one_of_them_halves_the_micro_batch_on_both(
 
 
 @pytest.mark.slow  # tests/commands/test_run_to_end.py has the same of one device
-def test_what_failed_on_two_devices_is_gone_before_it_is_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_failed_on_two_devices_is_gone_before_it_is_built_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """There may be no room for two models, and threads hold on to nothing."""
     real, models = run_setup.build, []
 
@@ -120,7 +136,9 @@ def test_what_failed_on_two_devices_is_gone_before_it_is_built_again(monkeypatch
         return step, embedder
 
     monkeypatch.setattr(run_setup, "build", build)
-    monkeypatch.setattr(TextTower, "forward", failing(TextTower.forward, 2, 3, counts=torch.is_grad_enabled))
+    monkeypatch.setattr(
+        TextTower, "forward", failing(TextTower.forward, 2, 3, counts=torch.is_grad_enabled)
+    )
     split_run("train.steps=3")
     assert len(models) == 3
 
@@ -145,7 +163,9 @@ def test_an_accelerator_that_fails_is_left_for_the_cpu_with_both_towers(
 
 @pytest.mark.slow  # the step itself is compared in tests/training/test_two_devices.py
 def test_frozen_blocks_lora_and_cached_features_go_on_working(trained: Path) -> None:
-    for at, learns in enumerate((("train.image_blocks=1", "train.text_blocks=0"), ("train.lora_rank=2",))):
+    for at, learns in enumerate(
+        (("train.image_blocks=1", "train.text_blocks=0"), ("train.lora_rank=2",))
+    ):
         settings = [f"train.start={trained}", "train.learning_rate=1e-4", "train.steps=3", *learns]
         train("first-run", [*SHORT[1:], *settings], name=f"alone{at}")
         train("first-run", [*SPLIT[1:], *settings], name=f"split{at}")
@@ -156,18 +176,26 @@ def test_frozen_blocks_lora_and_cached_features_go_on_working(trained: Path) -> 
     ("settings", "error", "hint"),
     [
         (["train.shards=4"], "one process", "train.shards=1"),
-        (["train.text_device=cuda"], "train.text_device cuda is not here", "train.text_device=auto"),
+        (
+            ["train.text_device=cuda"],
+            "train.text_device cuda is not here",
+            "train.text_device=auto",
+        ),
         (["train.compile=graph"], "cannot be had on xpu+cpu", "train.compile=auto"),
     ],
 )
-def test_what_cannot_be_had_is_refused_before_anything_begins(settings: list[str], error: str, hint: str) -> None:
+def test_what_cannot_be_had_is_refused_before_anything_begins(
+    settings: list[str], error: str, hint: str
+) -> None:
     with pytest.raises(ConfigError, match=error.replace("+", r"\+")) as found:
         split_run(*settings)
     assert hint in str(found.value)
     assert not Path("runs").exists()
 
 
-def test_a_tower_that_does_not_fit_its_device_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tower_that_does_not_fit_its_device_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Pretended, "free_bytes", lambda self: 1000)
     with pytest.raises(ConfigError, match=r"the image tower of tiny .* are free on xpu"):
         split_run()

@@ -43,7 +43,13 @@ def test_a_run_leaves_everything_it_promises(here: Path) -> None:
     assert outcome.evaluation is not None
     assert outcome.evaluation["candidates"] == 240
     run = here / "runs" / "run"
-    assert {path.name for path in run.iterdir()} >= {"run.toml", "events.jsonl", "log.txt", "checkpoints", "model"}
+    assert {path.name for path in run.iterdir()} >= {
+        "run.toml",
+        "events.jsonl",
+        "log.txt",
+        "checkpoints",
+        "model",
+    }
     settings = tomllib.loads((run / "run.toml").read_text())
     assert settings["train"]["threads"] == 1
     assert settings["reasons"]["train.steps"] == "asked for"
@@ -57,7 +63,10 @@ def test_events_are_named_as_the_contract_says(here: Path) -> None:
     assert kinds[-1] == "finished"
     assert {"memory", "evaluation", "sensors"} <= set(kinds)
     sensors = events("sensors")
-    assert [event["step"] for event in sensors][:: len(sensors) - 1] == [1, 12]  # the first and the last at least
+    assert [event["step"] for event in sensors][:: len(sensors) - 1] == [
+        1,
+        12,
+    ]  # the first and the last at least
     assert all(len(event["core_use"]) >= 1 and event["swap_bytes"] >= 0 for event in sensors)
     assert all(event["joules"] is not None or event["reason"] for event in sensors)
     (started,) = events("started")
@@ -68,9 +77,25 @@ def test_events_are_named_as_the_contract_says(here: Path) -> None:
     assert started["memory_limit_bytes"] > 1e8
     assert started["captions"]["train"] == {"captions": 256, "distinct": 256, "told_apart": 1.0}
     first = events("step")[0]
-    assert first.keys() >= {"v", "time", "step", "epoch", "loss", "t2i_accuracy", "i2t_accuracy", "logit_scale"}
+    assert first.keys() >= {
+        "v",
+        "time",
+        "step",
+        "epoch",
+        "loss",
+        "t2i_accuracy",
+        "i2t_accuracy",
+        "logit_scale",
+    }
     assert first.keys() >= {"temperature", "lr", "grad_norm", "grad_norms", "seconds"}
-    assert list(first["seconds"]) == ["load", "preprocess", "transfer", "forward", "backward", "optimizer"]
+    assert list(first["seconds"]) == [
+        "load",
+        "preprocess",
+        "transfer",
+        "forward",
+        "backward",
+        "optimizer",
+    ]
     assert first["temperature"] == pytest.approx(0.07, rel=1e-6)
     assert first["temperature"] == pytest.approx(math.exp(-first["logit_scale"]))
     assert events("step")[-1]["seconds"] is None
@@ -79,13 +104,20 @@ def test_events_are_named_as_the_contract_says(here: Path) -> None:
 
 def test_the_model_learns_more_than_twice_what_a_linear_baseline_does(here: Path) -> None:
     """The smallest model, on all of the default images; the default run is measured in benchmarks/first_run.py."""
-    settings = ["train.learning_rate=2e-3", "train.batch_size=64", "train.steps=234", "train.evaluate_every_epochs=3"]
+    settings = [
+        "train.learning_rate=2e-3",
+        "train.batch_size=64",
+        "train.steps=234",
+        "train.evaluate_every_epochs=3",
+    ]
     words = "data.tokenizer=bpe"  # fewer tokens than characters, and each of them means something: less to learn
     outcome = train_small("data.train_pairs=5000", words, *settings)
     data = load_scenes(DataConfig(train_pairs=5000, captions=4), 32)
     floor = linear_baseline(data.train, data.splits["test"])
     assert outcome.evaluation is not None
-    print(f"linear baseline R@1 {floor:.1%}, model after 3 epochs {outcome.evaluation['t2i_r1']:.1%}")
+    print(
+        f"linear baseline R@1 {floor:.1%}, model after 3 epochs {outcome.evaluation['t2i_r1']:.1%}"
+    )
     assert outcome.evaluation["chance"] < floor < outcome.evaluation["t2i_r1"] / 2
 
 
@@ -101,9 +133,17 @@ def test_patch_dropout_trains_and_changes_the_losses(here: Path) -> None:
     assert losses("all") != losses("half")
 
 
-def test_a_loss_that_is_not_a_number_ends_the_run_and_keeps_the_last_good_checkpoint(here: Path) -> None:
-    settings = ["train.learning_rate=1e30", "train.warmup=0", "train.checkpoint_every_seconds=0.000001"]
-    with pytest.raises(TrainingError, match=r"not a number at step \d+(.|\n)*--set train\.learning_rate="):
+def test_a_loss_that_is_not_a_number_ends_the_run_and_keeps_the_last_good_checkpoint(
+    here: Path,
+) -> None:
+    settings = [
+        "train.learning_rate=1e30",
+        "train.warmup=0",
+        "train.checkpoint_every_seconds=0.000001",
+    ]
+    with pytest.raises(
+        TrainingError, match=r"not a number at step \d+(.|\n)*--set train\.learning_rate="
+    ):
         train_small(*settings)
     assert find_run("run").state == "failed"
     assert events("failed")[0]["error"].startswith("The ")
@@ -120,7 +160,9 @@ def test_a_signal_after_the_last_step_does_not_spoil_a_finished_run(here: Path) 
         if event.type == "evaluation":
             signal.raise_signal(signal.SIGINT)
 
-    outcome = train_small("train.steps=4", "train.evaluate_every_epochs=9", callbacks=run_setup.Callbacks([interrupt]))
+    outcome = train_small(
+        "train.steps=4", "train.evaluate_every_epochs=9", callbacks=run_setup.Callbacks([interrupt])
+    )
     assert (outcome.state, outcome.exit_status) == ("finished", 0)
 
 
@@ -135,8 +177,12 @@ def test_a_recipe_file_names_its_run_after_itself(here: Path, place: str) -> Non
         assert Path(outcome.run).name.startswith(("mine", "my-own"))
 
 
-@pytest.mark.parametrize(("setting", "message"), [("train.beta1=1", "at most 0.9999"), ("train.minutes=inf", "finite")])
-def test_settings_that_cannot_work_leave_no_run_behind(here: Path, setting: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("setting", "message"), [("train.beta1=1", "at most 0.9999"), ("train.minutes=inf", "finite")]
+)
+def test_settings_that_cannot_work_leave_no_run_behind(
+    here: Path, setting: str, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         train_small(setting)
     with pytest.raises(ConfigError, match="--minutes must be more than 0"):
@@ -152,7 +198,9 @@ def test_the_accelerator_trains_and_resumes(here: Path) -> None:
     assert outcome.devices["image"] != "cpu"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="only CUDA records graphs, and there is none here")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="only CUDA records graphs, and there is none here"
+)
 def test_a_recorded_step_gives_the_losses_of_the_plain_one(here: Path) -> None:
     settings = [setting for setting in SMALL if "device" not in setting]
     for how in ("none", "graph"):
@@ -160,9 +208,13 @@ def test_a_recorded_step_gives_the_losses_of_the_plain_one(here: Path) -> None:
     assert losses("graph") == losses("none")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="only CUDA records graphs, and there is none here")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="only CUDA records graphs, and there is none here"
+)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_recorded_half_precision_with_every_schedule_follows_the_plain_one(here: Path, dtype: str) -> None:
+def test_recorded_half_precision_with_every_schedule_follows_the_plain_one(
+    here: Path, dtype: str
+) -> None:
     settings = [setting for setting in SMALL if "device" not in setting]
     changes = [
         f"train.dtype={dtype}",
@@ -172,7 +224,11 @@ def test_recorded_half_precision_with_every_schedule_follows_the_plain_one(here:
         "train.flip=0.5",
     ]
     for how in ("none", "graph"):
-        train("first-run", [*settings, "train.device=cuda", f"train.compile={how}", *changes], name=how)
+        train(
+            "first-run",
+            [*settings, "train.device=cuda", f"train.compile={how}", *changes],
+            name=how,
+        )
     plain = losses("none")
     assert losses("graph") == {step: pytest.approx(loss, rel=0.05) for step, loss in plain.items()}
 
@@ -183,7 +239,10 @@ def test_what_cannot_be_compiled_runs_uncompiled_and_says_so_once(here: Path) ->
     # torch looks for a compiler here first, and only in a new process.
     nothing = {"CXX": "no-such-compiler", "TORCHINDUCTOR_CACHE_DIR": str(here / "inductor")}
     done = subprocess.run(
-        command("train", "--name", "run", *settings), env={**os.environ, **nothing}, capture_output=True, text=True
+        command("train", "--name", "run", *settings),
+        env={**os.environ, **nothing},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("compiled was asked for, but nothing can be compiled here") == 1
@@ -191,7 +250,9 @@ def test_what_cannot_be_compiled_runs_uncompiled_and_says_so_once(here: Path) ->
 
 
 @pytest.mark.parametrize("setting", ["train.dtype=float8", "train.linear=triton"])
-def test_what_the_cpu_cannot_compute_is_refused_before_images_are_drawn(setting: str, here: Path) -> None:
+def test_what_the_cpu_cannot_compute_is_refused_before_images_are_drawn(
+    setting: str, here: Path
+) -> None:
     drawn: list[str] = []
     callbacks = run_setup.Callbacks(data_progress=lambda *told: drawn.append(str(told)))
     settings = ["train.device=cpu", "train.dtype=float32", setting]
@@ -200,7 +261,9 @@ def test_what_the_cpu_cannot_compute_is_refused_before_images_are_drawn(setting:
     assert not drawn
 
 
-def test_kernels_that_only_the_cpu_has_are_not_refused_because_of_an_accelerator_that_nobody_named() -> None:
+def test_kernels_that_only_the_cpu_has_are_not_refused_because_of_an_accelerator_that_nobody_named() -> (
+    None
+):
     asked, found = TrainConfig(dtype="float32", linear="triton"), [Pretended()]
     run_setup.check_kernels_early(asked, found)
     for named in (replace(asked, device="xpu"), replace(asked, dtype="float8", linear="auto")):
@@ -244,7 +307,14 @@ def _stop_at_once(event) -> None:
 
 def test_the_log_takes_names_that_are_no_text(tmp_path: Path) -> None:
     config = build_config([read_recipe("first-run"), parse_settings(SMALL)], SHAPES)
-    said = Resumed(step=1, steps=2, batch_size=8, checkpoint="step-1", skipped=[], notes=["left out a\udcff.jpg"])
+    said = Resumed(
+        step=1,
+        steps=2,
+        batch_size=8,
+        checkpoint="step-1",
+        skipped=[],
+        notes=["left out a\udcff.jpg"],
+    )
     with recording(Run(tmp_path), run_setup.Callbacks(), config) as log:
         log.append(said)
     assert "left out a\\udcff.jpg" in (tmp_path / "log.txt").read_text(encoding="utf-8")

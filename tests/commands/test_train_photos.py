@@ -66,7 +66,11 @@ def test_a_folder_of_images_is_trained_on_and_scored_from_the_command(
     assert "data.tokenizer" in settings["reasons"]
     assert settings["data"]["split_rule"] == "content"
     assert settings["reasons"]["data.split_rule"].startswith("drawn by content")
-    (started,) = [event for event in read_events(here / "runs/photos/events.jsonl") if event["type"] == "started"]
+    (started,) = [
+        event
+        for event in read_events(here / "runs/photos/events.jsonl")
+        if event["type"] == "started"
+    ]
     assert any(note.startswith("val: Only") for note in started["notes"])
     scored = lapclip("eval", "--json", "--device", "cpu")
     assert scored.returncode == 0, scored.stderr
@@ -111,7 +115,9 @@ def test_a_run_made_before_keeps_the_pairs_it_was_scored_on(here: Path) -> None:
     scored = evaluate(EvaluationRequest("run", device="cpu"))
     assert scored["trained_on"] == 0
     path.write_text(before.replace('"name"', '"content"'), encoding="utf-8")
-    assert evaluate(EvaluationRequest("run", device="cpu"))["trained_on"] > 0  # else the test shows nothing
+    assert (
+        evaluate(EvaluationRequest("run", device="cpu"))["trained_on"] > 0
+    )  # else the test shows nothing
 
 
 def test_a_batch_made_for_more_images_becomes_as_large_as_the_data(here: Path) -> None:
@@ -126,11 +132,18 @@ def test_a_batch_made_for_more_images_becomes_as_large_as_the_data(here: Path) -
         run_setup.set_up("photos", [source, *settings, "train.batch_size=50"], None)
 
 
-def test_a_run_ends_early_where_nothing_gets_better(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_ends_early_where_nothing_gets_better(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     photos(here / "photos")
-    monkeypatch.setattr(Training, "merit", lambda training, scores, images: 0.5)  # as good as ever, and no better
+    monkeypatch.setattr(
+        Training, "merit", lambda training, scores, images: 0.5
+    )  # as good as ever, and no better
     outcome = train_on_photos(
-        "train.steps=60", "train.patience=2", "train.evaluate_every_epochs=1", "train.cheap_share=0.5"
+        "train.steps=60",
+        "train.patience=2",
+        "train.evaluate_every_epochs=1",
+        "train.cheap_share=0.5",
     )
     found = list(read_events(Path("runs/run/events.jsonl")))
     per_epoch = next(event["step"] for event in found if event["type"] == "evaluation")
@@ -141,10 +154,17 @@ def test_a_run_ends_early_where_nothing_gets_better(here: Path, monkeypatch: pyt
     assert "no better score since" in Path("runs/run/log.txt").read_text(encoding="utf-8")
 
 
-def test_a_run_that_reaches_its_last_step_did_not_end_early(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_reaches_its_last_step_did_not_end_early(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     photos(here / "photos")
     monkeypatch.setattr(Training, "merit", lambda training, scores, images: 0.5)
-    settings = ("train.patience=1", "train.evaluate_every_epochs=1", "train.cheap_share=0", "train.cheap_size=0")
+    settings = (
+        "train.patience=1",
+        "train.evaluate_every_epochs=1",
+        "train.cheap_share=0",
+        "train.cheap_size=0",
+    )
     per_epoch = train_on_photos("train.steps=60", *settings, name="first").steps // 2
     outcome = train_on_photos(f"train.steps={2 * per_epoch}", *settings, name="second")
     assert (outcome.steps, outcome.early) == (2 * per_epoch, "")
@@ -168,7 +188,9 @@ def test_one_of_many_equal_scores_is_marked_and_the_measure_is_named(
     log = Path("runs/run/log.txt").read_text(encoding="utf-8")
     assert log.count("best so far (mean recall ") == 1
     assert f"the model of step {outcome.best_step} is kept" in log
-    kept = f"model kept    that of step {outcome.best_step} of {outcome.steps}, which did best on val"
+    kept = (
+        f"model kept    that of step {outcome.best_step} of {outcome.steps}, which did best on val"
+    )
     assert kept in summary(outcome)
 
 
@@ -179,8 +201,14 @@ def test_the_best_model_of_classes_is_the_one_that_tells_most_of_them_apart(here
         folder.mkdir(parents=True, exist_ok=True)
         path.rename(folder / path.name)
     outcome = train_on_photos("train.evaluate_every_epochs=1")
-    assert not any("among 1,000" in line for line in summary(outcome))  # many images share each caption
-    scored = [event for event in read_events(Path("runs/run/events.jsonl")) if event["type"] == "evaluation"]
+    assert not any(
+        "among 1,000" in line for line in summary(outcome)
+    )  # many images share each caption
+    scored = [
+        event
+        for event in read_events(Path("runs/run/events.jsonl"))
+        if event["type"] == "evaluation"
+    ]
     told = [event["evaluation"]["zeroshot_top1"] for event in scored]
     assert all(0 <= share <= 1 for share in told)
     kept = [event for event in scored if event["best"]][-1]

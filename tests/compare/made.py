@@ -10,7 +10,12 @@ CPU, GPU = Contestant("cpu", "float32", 2), Contestant("cuda", "float32", 2)
 
 
 def cells_of(
-    contestant: Contestant, overhead: float, rate: float, rungs=MEASURED, update: float = 0.0, layer: float = 0.0
+    contestant: Contestant,
+    overhead: float,
+    rate: float,
+    rungs=MEASURED,
+    update: float = 0.0,
+    layer: float = 0.0,
 ) -> list[Cell]:
     """Cells as they would be if time were overhead, layers, updates and work alone."""
     return [

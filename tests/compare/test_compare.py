@@ -38,11 +38,16 @@ def test_real_cells_are_measured_and_their_parts_agree() -> None:
     # Weights, gradients and two averages, all at once. Not of each cell: a process that has lived long finds room for
     # some of it in the gaps between what it holds (`tests/machine/test_device.py` checks the meter itself).
     assert any(cell["peak_memory_bytes"] > 0.9 * 16 * cell["parameters"] for cell in found["cells"])
-    assert {(one["device"], one["dtype"]) for one in found["fits"]} >= {("cpu", "float32"), ("cpu", "bfloat16")}
+    assert {(one["device"], one["dtype"]) for one in found["fits"]} >= {
+        ("cpu", "float32"),
+        ("cpu", "bfloat16"),
+    }
     json.dumps(found)
 
 
-def test_a_model_too_large_for_memory_is_skipped_with_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_too_large_for_memory_is_skipped_with_the_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Cpu, "free_bytes", lambda self: 1e6)
     found = compare.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)
     assert found[0].ms is None
@@ -67,14 +72,23 @@ def test_a_step_that_fails_is_a_skipped_cell(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("no such kernel\nand more")
 
     monkeypatch.setattr(compare, "make_step", fails)
-    assert compare.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)[0].skipped == "does not run here (RuntimeError)"
+    assert (
+        compare.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)[0].skipped
+        == "does not run here (RuntimeError)"
+    )
 
 
-def test_where_batches_are_sent_ahead_no_step_waits_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_batches_are_sent_ahead_no_step_waits_for_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As on CUDA, where training sends the next batch while a step computes; each number of threads begins anew."""
     sent, send = [], TrainStep.send
     monkeypatch.setattr(TrainStep, "sends_ahead", True)
-    monkeypatch.setattr(TrainStep, "send", lambda step, batch, number: sent.append(batch) or send(step, batch, number))
+    monkeypatch.setattr(
+        TrainStep,
+        "send",
+        lambda step, batch, number: sent.append(batch) or send(step, batch, number),
+    )
     (cell,) = compare.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)
     assert cell.ms is not None
     assert len(sent) == 1
@@ -100,7 +114,9 @@ def test_a_tower_on_each_device_is_one_more_contestant(monkeypatch: pytest.Monke
     pretend(monkeypatch)
     together = compare.contestants()[-1]
     assert together.device == "xpu+cpu"
-    cells = compare.measure_cells([Contestant("cpu", "float32", 1), together], TINY[:1], (4,), 30.0, silent)
+    cells = compare.measure_cells(
+        [Contestant("cpu", "float32", 1), together], TINY[:1], (4,), 30.0, silent
+    )
     assert [cell.skipped for cell in cells] == [None, None]
     assert (cells[1].peak_memory_bytes or 0) >= 0
     assert (
@@ -123,7 +139,9 @@ def test_a_short_comparison_reaches_large_models_before_it_fills_in() -> None:
     ]
 
 
-def test_against_an_accelerator_the_cpu_may_choose_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_against_an_accelerator_the_cpu_may_choose_its_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(compare, "available", lambda: [Cuda(), Cpu()])
     assert [one.text() for one in compare.contestants()] == [
         "cuda float32", "cuda bfloat16", "cpu float32", "cpu bfloat16", "cuda+cpu bfloat16"
@@ -138,5 +156,7 @@ def test_the_expected_time_grows_with_work_and_with_weights() -> None:
     for rung in MEASURED[:4]:
         for batch in (1, 16):
             (expected,) = [cell for cell in cells_of(CPU, 1.0, 1e11, [rung]) if cell.batch == batch]
-            assert (expected.ms or 0.0) / 1e3 == pytest.approx(compare._expected(expected, known), rel=4)
+            assert (expected.ms or 0.0) / 1e3 == pytest.approx(
+                compare._expected(expected, known), rel=4
+            )
     assert compare._expected(known[0], []) == 0.0

@@ -37,7 +37,10 @@ def test_the_fit_finds_what_the_times_were_made_of() -> None:
 
 def test_the_error_of_a_fit_is_that_on_cells_it_did_not_see() -> None:
     cells = cells_of(CPU, overhead=7.0, rate=2e11)
-    noisy = [replace(cell, ms=(cell.ms or 0.0) * (1.3 if at % 2 else 0.8)) for at, cell in enumerate(cells)]
+    noisy = [
+        replace(cell, ms=(cell.ms or 0.0) * (1.3 if at % 2 else 0.8))
+        for at, cell in enumerate(cells)
+    ]
     (found,) = fit(noisy)
     assert 0.1 < found.error < 0.6
 
@@ -60,7 +63,11 @@ def test_the_crossover_is_where_the_accelerator_overtakes() -> None:
     assert points[1] > points[16]
     for batch, parameters in points.items():
         for rung in MEASURED:
-            ms = {c.device: c.ms or 0.0 for c in cells if c.parameters == rung.parameters and c.batch == batch}
+            ms = {
+                c.device: c.ms or 0.0
+                for c in cells
+                if c.parameters == rung.parameters and c.batch == batch
+            }
             assert (ms["cuda"] < ms["cpu"]) == (rung.parameters >= parameters)
     assert found["text"].startswith("cuda wins from ")
 
@@ -69,7 +76,9 @@ def test_together_or_alone_is_answered_beside_the_crossover() -> None:
     alone = cells_of(CPU, overhead=1.0, rate=1e11) + cells_of(GPU, overhead=20.0, rate=1e13)
     points = crossover(alone)["points"]
     both = Contestant("cuda+cpu", "float32", 2)
-    slow, fast = (crossover(alone + cells_of(both, overhead=overhead, rate=1e13)) for overhead in (200.0, 5.0))
+    slow, fast = (
+        crossover(alone + cells_of(both, overhead=overhead, rate=1e13)) for overhead in (200.0, 5.0)
+    )
     assert slow["points"] == fast["points"] == points  # between the devices alone
     assert "a tower on each device is faster nowhere" in slow["text"]
     assert "a tower on each device is faster in" in fast["text"]
@@ -79,7 +88,9 @@ def test_a_cell_that_was_not_run_is_judged_by_the_fit() -> None:
     cells = cells_of(CPU, overhead=1.0, rate=1e11) + cells_of(GPU, overhead=20.0, rate=1e13)
     whole = crossover(fitted(cells, fit(cells)))
     partial = [
-        replace(cell, ms=None, skipped="too long") if cell.device == "cpu" and cell.batch == 256 else cell
+        replace(cell, ms=None, skipped="too long")
+        if cell.device == "cpu" and cell.batch == 256
+        else cell
         for cell in cells
     ]
     assert crossover(fitted(partial, fit(partial))) == whole
@@ -105,7 +116,16 @@ def test_predictions_grow_with_the_model_and_recommendations_take_the_fastest() 
 
 
 def test_a_fit_gives_the_time_of_any_size() -> None:
-    one = Fit("cpu", "float32", 2, 1.0, ms_per_layer=0.5, ns_per_parameter=2.0, flops_per_second=1e9, error=0.1)
+    one = Fit(
+        "cpu",
+        "float32",
+        2,
+        1.0,
+        ms_per_layer=0.5,
+        ns_per_parameter=2.0,
+        flops_per_second=1e9,
+        error=0.1,
+    )
     assert one.ms(layers=4, parameters=1e6, work=1e9) == pytest.approx(1.0 + 2.0 + 2.0 + 1000.0)
     assert fits._size(2.5e6) == "2.5 M"
     assert fits._size(1e9) == "1.0 B"
@@ -119,13 +139,20 @@ def test_what_depends_on_the_size_is_not_fitted_to_one_size() -> None:
 
 def test_recommendations_say_what_trains_most_and_compare_where_others_ran() -> None:
     slow, quick = cells_of(CPU, 10.0, 1e11, MEASURED[:1]), cells_of(GPU, 1.0, 1e13, MEASURED[:1])
-    few = [replace(cell, ms=None, pairs_per_second=None) if cell.batch > 16 else cell for cell in slow]
+    few = [
+        replace(cell, ms=None, pairs_per_second=None) if cell.batch > 16 else cell for cell in slow
+    ]
     (found,) = recommendations([*few, *quick])
     assert (found["device"], found["batch"]) == ("cuda", 256)
     assert ", at batch 16 " in found["text"]
     assert "x cpu float32, 2 threads" in found["text"]
-    near = [replace(cell, device="xpu", ms=(cell.ms or 0.0) * 1.01, pairs_per_second=1.0) for cell in quick]
-    assert recommendations([*quick, *near])[0]["text"].endswith("pairs/s at batch 256, as fast as xpu float32")
+    near = [
+        replace(cell, device="xpu", ms=(cell.ms or 0.0) * 1.01, pairs_per_second=1.0)
+        for cell in quick
+    ]
+    assert recommendations([*quick, *near])[0]["text"].endswith(
+        "pairs/s at batch 256, as fast as xpu float32"
+    )
     (only,) = recommendations(quick)
     assert only["text"].endswith("nothing else was run")
 

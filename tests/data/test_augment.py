@@ -85,7 +85,9 @@ def test_smaller_images_are_means_with_and_without_a_box(side: int) -> None:
     pixels = torch.rand(1, 3, 8, 8)
     wanted = torch.nn.functional.avg_pool2d(pixels, 8 // side)
     torch.testing.assert_close(view(pixels, None, side), wanted)
-    torch.testing.assert_close(view(pixels, torch.tensor([[0.0, 0.0, 1.0, 1.0, 0.0]]), side), wanted, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        view(pixels, torch.tensor([[0.0, 0.0, 1.0, 1.0, 0.0]]), side), wanted, atol=1e-5, rtol=0
+    )
 
 
 def test_sizes_that_do_not_divide_work_too() -> None:
@@ -94,7 +96,9 @@ def test_sizes_that_do_not_divide_work_too() -> None:
 
 
 def test_a_model_that_sees_less_than_the_middle_square_is_trained_on_that() -> None:
-    boxes = draw_boxes(np.zeros(1, bool), np.array([2.0]), 1.0, 0.0, np.random.default_rng(0), middle=0.875)
+    boxes = draw_boxes(
+        np.zeros(1, bool), np.array([2.0]), 1.0, 0.0, np.random.default_rng(0), middle=0.875
+    )
     left, top, width, height, _ = boxes[0].tolist()
     assert (width, height) == (0.875 / 2, 0.875)  # of an image twice as wide as high
     np.testing.assert_allclose([left + width / 2, top + height / 2], [0.5, 0.5], atol=1e-6)

@@ -29,7 +29,9 @@ def plan_of(
     rows = np.arange(len(captions), dtype=np.uint8)
     pixels = np.broadcast_to(rows[:, None, None, None], (len(captions), 2, 2, 3))
     pairs, tokenizer = Pairs(pixels, captions), CharacterTokenizer("abcdefgh ")
-    return BatchPlan(pairs, tokenizer, 20, batch_size, seed, dropout, with_phrases=phrases, with_words=words)
+    return BatchPlan(
+        pairs, tokenizer, 20, batch_size, seed, dropout, with_phrases=phrases, with_words=words
+    )
 
 
 def rows_of(batch) -> list[int]:
@@ -38,7 +40,10 @@ def rows_of(batch) -> list[int]:
 
 def test_an_epoch_visits_every_image_once_in_a_new_order() -> None:
     plan = plan_of([["a"]] * 12, 4)
-    epochs = [[row for step in steps for row in rows_of(plan.batch(step))] for steps in ((1, 2, 3), (4, 5, 6))]
+    epochs = [
+        [row for step in steps for row in rows_of(plan.batch(step))]
+        for steps in ((1, 2, 3), (4, 5, 6))
+    ]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(12))
     assert epochs[0] != epochs[1]
     assert [plan.epoch(step) for step in (1, 3, 4)] == [1, 1, 2]
@@ -49,7 +54,9 @@ def test_a_batch_depends_on_seed_and_step_alone() -> None:
     one, same, other = plan_of(captions, 3), plan_of(captions, 3), plan_of(captions, 3, seed=1)
     assert np.array_equal(one.batch(7).tokens_BL, same.batch(7).tokens_BL)
     assert rows_of(one.batch(7)) == rows_of(same.batch(7))
-    assert [rows_of(one.batch(s)) for s in (1, 2, 3)] != [rows_of(other.batch(s)) for s in (1, 2, 3)]
+    assert [rows_of(one.batch(s)) for s in (1, 2, 3)] != [
+        rows_of(other.batch(s)) for s in (1, 2, 3)
+    ]
 
 
 def test_words_to_predict_are_those_of_all_captions_of_an_image_and_rare_ones_count_more() -> None:
@@ -97,7 +104,10 @@ def test_a_frequent_caption_is_spread_over_the_epoch() -> None:
     captions = [["a"] if at % 10 < 3 else ["abcdefgh"[at % 8] * (1 + at % 17)] for at in range(600)]
     plan = plan_of(captions, 30)
     for epoch in range(3):
-        counts = [int((plan.batch(20 * epoch + step).tokens_BL.argmax(axis=1) == 2).sum()) for step in range(1, 21)]
+        counts = [
+            int((plan.batch(20 * epoch + step).tokens_BL.argmax(axis=1) == 2).sum())
+            for step in range(1, 21)
+        ]
         assert max(counts) < 20
 
 
@@ -108,7 +118,9 @@ def test_copies_and_images_of_one_class_are_positives_of_each_other() -> None:
     classes = Pairs(pixels, captions, labels=np.array([0, 1, 1, 0]))
     wanted = {"copies": [[0, 1]], "classes": [[0, 3], [1, 2]]}
     for pairs, together in ((copies, wanted["copies"]), (classes, wanted["classes"])):
-        batch = BatchPlan(pairs, CharacterTokenizer("abcd"), 20, 4, seed=0).batch(1)  # sorted by length: in this order
+        batch = BatchPlan(pairs, CharacterTokenizer("abcd"), 20, 4, seed=0).batch(
+            1
+        )  # sorted by length: in this order
         expected = np.eye(4, dtype=bool)
         for one, other in together:
             expected[one, other] = expected[other, one] = True
@@ -116,20 +128,35 @@ def test_copies_and_images_of_one_class_are_positives_of_each_other() -> None:
 
 
 def test_everything_about_a_caption_stays_with_it_when_a_batch_is_sorted_by_length() -> None:
-    captions = [["abcdefgh", "left of a"], ["a", "left"], ["abc"], ["left a", "ab"], ["abcd"], ["a left"]]
-    texts, owner = zip(*[(text, row) for row, own in enumerate(captions) for text in own], strict=True)
+    captions = [
+        ["abcdefgh", "left of a"],
+        ["a", "left"],
+        ["abc"],
+        ["left a", "ab"],
+        ["abcd"],
+        ["a left"],
+    ]
+    texts, owner = zip(
+        *[(text, row) for row, own in enumerate(captions) for text in own], strict=True
+    )
     rows = np.arange(len(captions))
     pixels = np.broadcast_to(rows.astype(np.uint8)[:, None, None, None], (len(captions), 2, 2, 3))
     teacher = (rows[:, None].astype(np.float32), np.arange(len(texts), dtype=np.float32)[:, None])
     tokenizer = CharacterTokenizer.learn(texts)
-    plan = BatchPlan(Pairs(pixels, captions, labels=rows % 2), tokenizer, 20, 5, seed=0, teacher=teacher)
+    plan = BatchPlan(
+        Pairs(pixels, captions, labels=rows % 2), tokenizer, 20, 5, seed=0, teacher=teacher
+    )
     for step in range(1, 30):
         batch = plan.batch(step)
         assert batch.teacher_image is not None
         assert batch.teacher_text is not None
         asked = [tokenizer.decode(row) for row in batch.tokens_BL.tolist()]
         assert [texts[int(at)] for at in batch.teacher_text[:, 0]] == asked
-        assert [owner[texts.index(text)] for text in asked] == rows_of(batch) == batch.teacher_image[:, 0].tolist()
+        assert (
+            [owner[texts.index(text)] for text in asked]
+            == rows_of(batch)
+            == batch.teacher_image[:, 0].tolist()
+        )
         assert batch.sided_B.tolist() == ["left" in text for text in asked]
         assert batch.lengths_B is not None
         assert batch.lengths_B.tolist() == [len(text) + 2 for text in asked]
@@ -179,11 +206,15 @@ def test_neighbours_that_are_read_together_stay_close_and_are_still_shuffled() -
     assert min(blocks) > 8  # and from many places in it
 
 
-def streamed_plan(files: list[int], batch_size: int, shards: int, captions: list[list[str]] | None = None) -> BatchPlan:
+def streamed_plan(
+    files: list[int], batch_size: int, shards: int, captions: list[list[str]] | None = None
+) -> BatchPlan:
     """Images that lie in files of so many each, and carry their row number in each pixel."""
     count = sum(files)
     captions = captions or [["abcdefgh"[at % 8] * (1 + at % 15)] for at in range(count)]
-    rows = np.arange(count, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 3), dtype=np.uint8)
+    rows = np.arange(count, dtype=np.uint8)[:, None, None, None] * np.ones(
+        (1, 2, 2, 3), dtype=np.uint8
+    )
     pairs = Pairs(rows, captions, sequential=True, files=np.repeat(np.arange(len(files)), files))
     return BatchPlan(pairs, CharacterTokenizer("abcdefgh"), 20, batch_size, 0, shards=shards)
 
@@ -196,7 +227,11 @@ def own_rows(plan: BatchPlan, count: int, step: int, shards: int = 4) -> list[li
 
 @pytest.mark.parametrize("sequential", [False, True])
 def test_ranks_read_the_images_of_their_own_shards_and_together_the_batch(sequential: bool) -> None:
-    plan = streamed_plan([50] * 4, 18, 4) if sequential else plan_of([["a" * (1 + at % 9)] for at in range(200)], 18)
+    plan = (
+        streamed_plan([50] * 4, 18, 4)
+        if sequential
+        else plan_of([["a" * (1 + at % 9)] for at in range(200)], 18)
+    )
     whole = [[row for rows in own_rows(plan, 1, step) for row in rows] for step in range(1, 25)]
     for step, rows in enumerate(whole, start=1):
         batch, some = plan.batch(step), plan.for_shards(4, range(1, 3)).batch(step)
@@ -204,7 +239,12 @@ def test_ranks_read_the_images_of_their_own_shards_and_together_the_batch(sequen
         for count in (2, 3, 4, 7):
             assert [row for own in own_rows(plan, count, step) for row in own] == rows
         assert len(some.pixels_BSSC) == sum(len(batch.dealt(4)[number]) for number in (1, 2))
-        for name in ("tokens_BL", "positives_BB", "sided_B", "lengths_B"):  # the loss needs them of all
+        for name in (
+            "tokens_BL",
+            "positives_BB",
+            "sided_B",
+            "lengths_B",
+        ):  # the loss needs them of all
             assert np.array_equal(getattr(some, name), getattr(batch, name))
     first_epoch = [row for rows in whole[: plan.steps_per_epoch] for row in rows]
     assert len(set(first_epoch)) == len(first_epoch) == 200 // 18 * 18
@@ -230,7 +270,10 @@ def test_features_are_read_of_own_shards_alone() -> None:
 def test_each_shard_of_streamed_data_comes_from_files_of_its_own() -> None:
     plan = streamed_plan([50] * 4, 18, 4)
     assert plan._sections.first == [0, 50, 100, 150, 200]
-    assert [plan._sections.sizes(at) for at in range(2)] == [[4, 4, 5, 5], [5, 5, 4, 4]]  # remainders go round
+    assert [plan._sections.sizes(at) for at in range(2)] == [
+        [4, 4, 5, 5],
+        [5, 5, 4, 4],
+    ]  # remainders go round
     for step in range(1, 3 * plan.steps_per_epoch + 1):
         batch = plan.batch(step)
         rows = rows_of(batch)
@@ -256,10 +299,20 @@ def test_a_file_is_divided_where_else_an_epoch_would_leave_out_more() -> None:
             lengths = np.diff(sections.first)
             assert sum(lengths) == sum(files)
             assert max(lengths) - min(lengths) <= 1 + sum(files) % batch_size
-            epoch = [row for step in range(1, plan.steps_per_epoch + 1) for row in rows_of(plan.batch(step))]
+            epoch = [
+                row
+                for step in range(1, plan.steps_per_epoch + 1)
+                for row in rows_of(plan.batch(step))
+            ]
             assert len(set(epoch)) == len(epoch) == sum(files) // batch_size * batch_size
     assert streamed_plan([30, 29, 31, 30], 11, 4)._sections.first == [0, 30, 59, 90, 120]
-    assert streamed_plan([31, 29, 30, 30], 12, 4)._sections.first == [0, 30, 60, 90, 120]  # no row to spare
+    assert streamed_plan([31, 29, 30, 30], 12, 4)._sections.first == [
+        0,
+        30,
+        60,
+        90,
+        120,
+    ]  # no row to spare
 
 
 def test_equal_captions_of_streamed_data_are_separated_within_a_section() -> None:
@@ -313,7 +366,15 @@ def test_captions_in_a_built_in_batch_are_trimmed() -> None:
     assert batch.tokens_BL.shape[1] in (48, 56, 64)
 
 
-PHRASED = [["a bad cab", "a cab"], ["a bad bed"], ["a bed", "a cab"], ["a big bed"], ["a cab, a hedge"], ["a"], ["..."]]
+PHRASED = [
+    ["a bad cab", "a cab"],
+    ["a bad bed"],
+    ["a bed", "a cab"],
+    ["a big bed"],
+    ["a cab, a hedge"],
+    ["a"],
+    ["..."],
+]
 
 
 def test_each_image_has_a_phrase_that_is_true_of_all_that_have_it() -> None:
@@ -330,7 +391,9 @@ def test_each_image_has_a_phrase_that_is_true_of_all_that_have_it() -> None:
         rows = rows_of(batch)
         for column, tokens in enumerate(batch.phrase_tokens_BL):
             phrase = plan.tokenizer.decode(tokens)
-            assert {rows[at] for at in np.flatnonzero(batch.phrase_positives_BB[:, column])} == true[phrase]
+            assert {
+                rows[at] for at in np.flatnonzero(batch.phrase_positives_BB[:, column])
+            } == true[phrase]
             assert rows[column] in true[phrase] or rows[column] in (5, 6)
             seen.add(phrase)
     assert seen == set(true)
@@ -359,7 +422,10 @@ def varied_plan(case: str, count: int = 61, batch_size: int = 12) -> BatchPlan:
     draw = np.random.default_rng(7)
     words = ["a", "left", *("".join(letters) for letters in itertools.permutations("bdeg", 3))]
     captions = [
-        [" ".join(words[at] for at in draw.integers(0, len(words), draw.integers(1, 7))) for _ in range(1 + row % 3)]
+        [
+            " ".join(words[at] for at in draw.integers(0, len(words), draw.integers(1, 7)))
+            for _ in range(1 + row % 3)
+        ]
         for row in range(count)
     ]
     captions[5] = captions[6] = ["a bad egg"]
@@ -391,7 +457,9 @@ def varied_plan(case: str, count: int = 61, batch_size: int = 12) -> BatchPlan:
         text = Ragged(np.arange(2 * width, dtype=np.float32).reshape(width, 2), first)
         images = np.arange(count * 5, dtype=np.float32).reshape(1, count, 5)
         taught = images[0], np.arange(len(plan.captions) * 2, dtype=np.float32).reshape(-1, 2)
-        return plan.completed(CachedFeatures(images, text, HeldOutFeatures(pairs, None, None), []), taught)
+        return plan.completed(
+            CachedFeatures(images, text, HeldOutFeatures(pairs, None, None), []), taught
+        )
     return plan.for_shards(4, range(1, 3)) if case == "sections" else plan
 
 
@@ -422,7 +490,9 @@ def digest(batch: Batch) -> str:
         ("features", "f5cb70ca5db14a23"),
     ],
 )
-def test_batches_are_those_of_the_release_before_they_were_made_without_loops(case: str, recorded: str) -> None:
+def test_batches_are_those_of_the_release_before_they_were_made_without_loops(
+    case: str, recorded: str
+) -> None:
     plan = varied_plan(case)
     steps = hashlib.sha256("".join(digest(plan.batch(step)) for step in (1, 2, 7, 13)).encode())
     assert steps.hexdigest()[:16] == recorded

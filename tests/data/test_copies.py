@@ -67,7 +67,9 @@ def test_a_jpeg_that_is_compressed_again_is_alike(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("at_once", [10, 2_000_000])
-def test_bands_find_the_pairs_that_comparing_all_with_all_finds(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bands_find_the_pairs_that_comparing_all_with_all_finds(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(copies, "CANDIDATES_AT_ONCE", at_once)
     draw = random.Random(0)
     hashes = [draw.getrandbits(64) for _ in range(100)]
@@ -75,9 +77,16 @@ def test_bands_find_the_pairs_that_comparing_all_with_all_finds(at_once: int, mo
         for at in range(6):
             hashes.append(hashes[at] ^ sum(1 << bit for bit in draw.sample(range(64), distance)))
     hashes = sorted(set(hashes))
-    rows = [zip(*(each.tolist() for each in some), strict=True) for some in close_hashes(np.array(hashes, np.uint64))]
+    rows = [
+        zip(*(each.tolist() for each in some), strict=True)
+        for some in close_hashes(np.array(hashes, np.uint64))
+    ]
     found = {pair for some in rows for pair in some}
-    apart = {(a, b): (hashes[a] ^ hashes[b]).bit_count() for a in range(len(hashes)) for b in range(a + 1, len(hashes))}
+    apart = {
+        (a, b): (hashes[a] ^ hashes[b]).bit_count()
+        for a in range(len(hashes))
+        for b in range(a + 1, len(hashes))
+    }
     certain = {pair for pair, bits in apart.items() if bits < copies.MOST_BITS}
     assert len(certain) > 50
     assert certain <= found
@@ -122,13 +131,19 @@ def cards(symmetric: bool = False) -> tuple[list[Image.Image], list[Image.Image]
         pen.rectangle((20, 15, 140, 105) if symmetric else (15, 10, 120, 50), fill=ink)
         pen.ellipse((40, 20, 120, 100) if symmetric else (90, 60, 140, 110), fill=seal)
         drawn.append(card)
-    return drawn, [Image.open(io.BytesIO(encoded(card.resize((120, 90)), quality=60))).convert("RGB") for card in drawn]
+    return drawn, [
+        Image.open(io.BytesIO(encoded(card.resize((120, 90)), quality=60))).convert("RGB")
+        for card in drawn
+    ]
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_near_copies_of_one_layout_in_many_colours_are_found_in_any_order(symmetric: bool) -> None:
     images = [image for pair in zip(*cards(symmetric), strict=True) for image in pair]
-    contents, signatures = [f"{at:03}" for at in range(len(images))], [signature_of(image) for image in images]
+    contents, signatures = (
+        [f"{at:03}" for at in range(len(images))],
+        [signature_of(image) for image in images],
+    )
     assert len({hash_and_thumbnail(image)[0] for image in images}) < 60  # many share a hash
     keys = copy_keys(contents, signatures)
     assert keys[0::2] == keys[1::2]
@@ -170,7 +185,9 @@ def test_near_copies_of_cards_are_never_on_two_sides_whatever_they_are_called(
     assert sides["ab"] == sides["ba"]
 
 
-def test_keys_are_remembered_until_an_image_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_remembered_until_an_image_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     images = [scene(1), scene(1).resize((80, 60)), scene(2)]
     contents, signatures = ["b", "a", "c"], [signature_of(image) for image in images]
     keys = copy_keys(contents, signatures, tmp_path)
@@ -181,13 +198,21 @@ def test_keys_are_remembered_until_an_image_changes(tmp_path: Path, monkeypatch:
         assert copy_keys(contents[::-1], signatures[::-1], tmp_path) == keys[::-1]
     assert copy_keys(["b", "d", "c"], signatures, tmp_path) == ["b", "b", "c"]
     saved = json.loads((tmp_path / KEYS).read_text(encoding="utf-8"))
-    for damaged in ("", "[]", "{}", json.dumps(saved | {"keys": 3}), json.dumps(saved | {"version": 0, "keys": {}})):
+    for damaged in (
+        "",
+        "[]",
+        "{}",
+        json.dumps(saved | {"keys": 3}),
+        json.dumps(saved | {"version": 0, "keys": {}}),
+    ):
         (tmp_path / KEYS).write_text(damaged, encoding="utf-8")
         assert copy_keys(["b", "d", "c"], signatures, tmp_path) == ["b", "b", "c"]
     assert [path.name for path in tmp_path.iterdir()] == [KEYS]
 
 
-def test_keys_lie_beside_the_signatures_that_they_were_found_from(tmp_path: Path, empty_cache: Path) -> None:
+def test_keys_lie_beside_the_signatures_that_they_were_found_from(
+    tmp_path: Path, empty_cache: Path
+) -> None:
     for at in range(12):
         scene(at).save(tmp_path / f"{at}.png")
         (tmp_path / f"{at}.txt").write_text(f"thing {at}")
@@ -202,5 +227,7 @@ def test_fill_bytes_before_a_marker_and_comments_leave_the_content_of_a_photo() 
     photo = encoded(scene(1))
     table = photo.index(b"\xff\xdb")
     filled = photo[:table] + b"\xff\xff" + photo[table:]
-    assert content_of(filled) == content_of(photo) == content_of(encoded(scene(1), comment=b"words"))
+    assert (
+        content_of(filled) == content_of(photo) == content_of(encoded(scene(1), comment=b"words"))
+    )
     assert content_of(encoded(scene(2))) != content_of(photo)

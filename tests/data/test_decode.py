@@ -18,7 +18,9 @@ from lapclip.data.decode import MARKS, PIXEL_LIMIT, Decoded, decode, read_header
 from lapclip.errors import DataError
 from tests.conftest import examples
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # pytest undoes our filters
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::RuntimeWarning"
+)  # pytest undoes our filters
 
 
 def noise(width: int, height: int) -> np.ndarray:
@@ -28,7 +30,9 @@ def noise(width: int, height: int) -> np.ndarray:
 def smooth(width: int, height: int) -> Image.Image:
     """Colours that survive JPEG: red grows to the right, green downwards."""
     across, down = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
-    return Image.fromarray(np.stack([across, down, np.full_like(across, 90)], axis=2).astype(np.uint8))
+    return Image.fromarray(
+        np.stack([across, down, np.full_like(across, 90)], axis=2).astype(np.uint8)
+    )
 
 
 def saved(image: Image.Image, form: str, **options) -> bytes:
@@ -72,7 +76,13 @@ def test_every_orientation_is_shown_upright(orientation: int, form: str) -> None
 
 
 def test_orientation_profile_printing_colours_and_draft_work_together() -> None:
-    data = saved(smooth(400, 300).convert("CMYK"), "JPEG", quality=95, exif=oriented(6), icc_profile=b"damaged")
+    data = saved(
+        smooth(400, 300).convert("CMYK"),
+        "JPEG",
+        quality=95,
+        exif=oriented(6),
+        icc_profile=b"damaged",
+    )
     decoded = decode(data, short_side=70)
     assert decoded.image.size == (75, 100)
     assert (decoded.width, decoded.height) == (300, 400)
@@ -84,7 +94,9 @@ def test_orientation_profile_printing_colours_and_draft_work_together() -> None:
 @pytest.mark.parametrize(
     ("short_side", "expected"), [(None, 300), (300, 300), (151, 300), (150, 150), (37, 38), (5, 38)]
 )
-def test_a_draft_is_the_smallest_that_is_large_enough(short_side: int | None, expected: int) -> None:
+def test_a_draft_is_the_smallest_that_is_large_enough(
+    short_side: int | None, expected: int
+) -> None:
     decoded = decode(saved(smooth(400, 300), "JPEG"), short_side)
     assert min(decoded.image.size) == expected
     assert difference(decoded.image, smooth(*decoded.image.size)) < 4
@@ -100,7 +112,9 @@ def test_sixteen_bits_are_scaled_and_not_clipped() -> None:
 
 def test_sixteen_bits_a_colour_are_noticed() -> None:
     def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
 
     pixels = b"".join(b"\0" + struct.pack(">3H", 65535, 32896, 0) * 8 for _ in range(8))
     header = struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0)
@@ -112,7 +126,9 @@ def test_sixteen_bits_a_colour_are_noticed() -> None:
 
 def test_transparency_lies_on_white() -> None:
     half = Image.new("RGBA", (9, 9), (200, 0, 0, 128))
-    assert decode(saved(half, "PNG")).image.getpixel((4, 4)) == pytest.approx((227, 127, 127), abs=1)
+    assert decode(saved(half, "PNG")).image.getpixel((4, 4)) == pytest.approx(
+        (227, 127, 127), abs=1
+    )
     assert decode(saved(half, "PNG")).marks == {"transparent"}
     grey = decode(saved(Image.new("LA", (9, 9), (0, 0)), "PNG"))
     assert grey.image.getpixel((0, 0)) == (255, 255, 255)
@@ -132,7 +148,10 @@ def test_transparency_lies_on_white() -> None:
 def swapped_profile() -> bytes:
     """sRGB with its red and green light changed over, under another name."""
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-    for one, other in ((b"rXYZ", b"gXYZ"), ("sRGB".encode("utf-16-be"), "gRsB".encode("utf-16-be"))):
+    for one, other in (
+        (b"rXYZ", b"gXYZ"),
+        ("sRGB".encode("utf-16-be"), "gRsB".encode("utf-16-be")),
+    ):
         profile = profile.replace(one, b"\1\2\3\4" * (len(one) // 4)).replace(other, one)
         profile = profile.replace(b"\1\2\3\4" * (len(one) // 4), other)
     return profile
@@ -159,7 +178,10 @@ def test_colours_that_were_put_off_are_the_same_in_the_end() -> None:
     assert damaged.marks == {"profile_ignored"}
     assert np.array_equal(damaged.finish(np.asarray(damaged.image)), np.asarray(smooth(64, 48)))
     clear = Image.new("RGBA", (9, 9), (255, 0, 0, 128))
-    one, other = (decode(saved(clear, "PNG", icc_profile=swapped_profile()), put_off=late) for late in (False, True))
+    one, other = (
+        decode(saved(clear, "PNG", icc_profile=swapped_profile()), put_off=late)
+        for late in (False, True)
+    )
     assert np.array_equal(other.finish(np.asarray(other.image)), np.asarray(one.image))
 
 
@@ -170,9 +192,9 @@ def test_a_profile_keeps_transparency_and_palettes() -> None:
     assert decoded.image.getpixel((4, 4)) == pytest.approx((0, 255, 0), abs=3)
     assert decoded.image.getpixel((0, 0)) == (255, 255, 255)
     palette = Image.new("RGB", (9, 9), (255, 0, 0)).convert("P")
-    assert decode(saved(palette, "PNG", icc_profile=swapped_profile())).image.getpixel((4, 4)) == pytest.approx(
-        (0, 255, 0), abs=3
-    )
+    assert decode(saved(palette, "PNG", icc_profile=swapped_profile())).image.getpixel(
+        (4, 4)
+    ) == pytest.approx((0, 255, 0), abs=3)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
@@ -189,7 +211,11 @@ def test_an_animation_shows_its_first_frame(form: str) -> None:
     frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue", "green")]
     decoded = decode(
         saved(
-            frames[0], form, save_all=True, append_images=frames[1:], **({"lossless": True} if form == "WEBP" else {})
+            frames[0],
+            form,
+            save_all=True,
+            append_images=frames[1:],
+            **({"lossless": True} if form == "WEBP" else {}),
         )
     )
     assert decoded.image.getpixel((8, 8)) == (255, 0, 0)
@@ -200,7 +226,9 @@ def test_an_animation_shows_its_first_frame(form: str) -> None:
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("short_side", [None, 40])
 @pytest.mark.parametrize("filled", [False, True])
-def test_a_photo_that_ends_early_is_an_error(progressive: bool, short_side: int | None, filled: bool) -> None:
+def test_a_photo_that_ends_early_is_an_error(
+    progressive: bool, short_side: int | None, filled: bool
+) -> None:
     preview = saved(smooth(16, 16), "JPEG")  # inside the EXIF block, with an end of its own
     data = saved(Image.fromarray(noise(200, 160)), "JPEG", progressive=progressive, comment=preview)
     assert decode(data, short_side).image.mode == "RGB"
@@ -226,7 +254,13 @@ def test_a_bomb_is_refused_by_its_header() -> None:
     def header(width: int, height: int) -> bytes:
         body = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
         start = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + body
-        return start + struct.pack(">I", zlib.crc32(b"IHDR" + body)) + struct.pack(">I", 0) + b"IDAT" + b"\0" * 4
+        return (
+            start
+            + struct.pack(">I", zlib.crc32(b"IHDR" + body))
+            + struct.pack(">I", 0)
+            + b"IDAT"
+            + b"\0" * 4
+        )
 
     side = int(PIXEL_LIMIT**0.5)
     assert read_header(header(side, side)).image.size == (side, side)
@@ -317,7 +351,10 @@ def test_damaged_bytes_give_an_image_or_a_reason(
 
 @settings(max_examples=examples(100))
 @given(
-    st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"RIFF\0\0\0\0WEBP", b"II*\0"]), st.binary()
+    st.sampled_from(
+        [b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"RIFF\0\0\0\0WEBP", b"II*\0"]
+    ),
+    st.binary(),
 )
 def test_any_bytes_give_an_image_or_a_reason(start: bytes, rest: bytes) -> None:
     decoded = image_or_reason(start + rest, None)
@@ -331,7 +368,11 @@ def scaled_at_once(values: np.ndarray, top: float | None) -> np.ndarray:
         low, high = np.quantile(exact, (0.001, 0.999))
         exact -= min(0.0, low)
         high -= min(0.0, low)
-        limits = [high] if values.dtype.kind == "f" and 1 < high <= 16 else [1, 255, 1023, 4095, 16383, 65535]
+        limits = (
+            [high]
+            if values.dtype.kind == "f" and 1 < high <= 16
+            else [1, 255, 1023, 4095, 16383, 65535]
+        )
         top = float(next((limit for limit in limits if high <= limit), high))
     return np.rint(np.clip(exact * (255 / top), 0, 255)).astype(np.uint8)
 
@@ -340,7 +381,9 @@ def scaled_at_once(values: np.ndarray, top: float | None) -> np.ndarray:
 def test_every_value_of_sixteen_bits_is_scaled_as_in_exact_arithmetic(mode: str) -> None:
     values = np.arange(65536, dtype="<u2" if mode == "I;16" else ">u2").reshape(256, 256)
     image = Image.frombytes(mode, (256, 256), values.tobytes())
-    assert np.array_equal(np.asarray(decoding.upright(image)[0])[..., 0], scaled_at_once(values, 65535.0))
+    assert np.array_equal(
+        np.asarray(decoding.upright(image)[0])[..., 0], scaled_at_once(values, 65535.0)
+    )
 
 
 @pytest.mark.parametrize("top", [1, 200, 60_000, 2**31 - 1])
@@ -389,7 +432,9 @@ def test_twelve_bits_in_sixteen_are_scaled_by_what_they_use() -> None:
 
 
 @pytest.mark.parametrize(("highlights", "white"), [(0.0005, 1.0), (0.1, 3.0)])
-def test_a_highlight_does_not_turn_a_floating_point_image_black(highlights: float, white: float) -> None:
+def test_a_highlight_does_not_turn_a_floating_point_image_black(
+    highlights: float, white: float
+) -> None:
     values = np.linspace(0, 1, 10_000, dtype=np.float32).reshape(100, 100)
     values.ravel()[-max(1, int(10_000 * highlights)) :] = 3.0
     decoded = decode(saved(Image.fromarray(values), "TIFF"))
@@ -399,9 +444,15 @@ def test_a_highlight_does_not_turn_a_floating_point_image_black(highlights: floa
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "L", "P", "CMYK", "I;16"])
-def test_large_images_are_brought_to_rgb_in_strips(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_images_are_brought_to_rgb_in_strips(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored = noise(60, 45)
-    image = Image.fromarray(stored[:, :, 0].astype(np.uint16) * 257) if mode == "I;16" else Image.fromarray(stored)
+    image = (
+        Image.fromarray(stored[:, :, 0].astype(np.uint16) * 257)
+        if mode == "I;16"
+        else Image.fromarray(stored)
+    )
     image = image if mode == "I;16" else image.convert(mode)
     if mode == "RGBA":
         image.putalpha(Image.fromarray(stored[:, :, 1]))
@@ -448,7 +499,11 @@ def test_the_frames_of_an_avif_say_how_large_they_are(monkeypatch: pytest.Monkey
     clear = smooth(300, 200).convert("RGBA")
     clear.putalpha(99)
     film = {"save_all": True, "append_images": [smooth(300, 200)]}
-    for image, options in ((smooth(300, 200), {}), (clear, {"subsampling": "4:4:4"}), (smooth(300, 200), film)):
+    for image, options in (
+        (smooth(300, 200), {}),
+        (clear, {"subsampling": "4:4:4"}),
+        (smooth(300, 200), film),
+    ):
         data = saved(image, "AVIF", **options)
         assert set(av1_sizes(data)) == {(300, 200)}
         assert decode(data).image.size == (300, 200)
@@ -475,7 +530,10 @@ def test_a_photo_of_a_thousand_scans_is_refused_before_they_are_decoded() -> Non
         decode(scans(1000).replace(b"\xff\xda", filled + b"\xff\xda"))
     plain = saved(smooth(16, 16), "JPEG", progressive=True)
     many = b"\xff\xda\x00\x08" * 500
-    for harmless in (plain + many, plain[:2] + b"\xff\xfe\x07\xd2" + many + plain[2:]):  # a film, a comment
+    for harmless in (
+        plain + many,
+        plain[:2] + b"\xff\xfe\x07\xd2" + many + plain[2:],
+    ):  # a film, a comment
         assert np.array_equal(np.asarray(decode(harmless).image), np.asarray(decode(plain).image))
 
 
@@ -512,7 +570,9 @@ def test_threads_share_the_memory_that_one_image_may_take(monkeypatch: pytest.Mo
         thread.join(30)
     assert len(most) == 60
     assert 4 * math.prod(size) < min(most) <= max(most) <= decoding.MOST_MEMORY
-    photo = saved(smooth(64, 64), "JPEG").replace(struct.pack(">HH", 64, 64), struct.pack(">HH", *size))
+    photo = saved(smooth(64, 64), "JPEG").replace(
+        struct.pack(">HH", 64, 64), struct.pack(">HH", *size)
+    )
     for short_side, pixels in ((None, math.prod(size) / 4), (700, math.prod(size) / 64)):
         with read_header(photo).turn(short_side):
             assert room.taken == pytest.approx(8 * pixels + len(photo), rel=0.01)

@@ -18,7 +18,13 @@ from lapclip.config import DataConfig
 from lapclip.data import loading, packed_store
 from lapclip.data.batches import BatchPlan
 from lapclip.data.dataset import DataSet, SelectedPixels, save_seen
-from lapclip.data.loading import StreamedPixels, checked_indexes, list_data, load_data, load_to_score
+from lapclip.data.loading import (
+    StreamedPixels,
+    checked_indexes,
+    list_data,
+    load_data,
+    load_to_score,
+)
 from lapclip.data.pixels import as_view, middle_square
 from lapclip.data.sources import read_table
 from lapclip.data.table import ImageInTar
@@ -62,19 +68,28 @@ def photos(tmp_path: Path, empty_cache: Path) -> Path:
 
 def test_each_split_has_its_images_captions_and_names(photos: Path) -> None:
     data = load_data(write(photos, SPLITS), SIDE)
-    assert {split: len(pairs) for split, pairs in data.splits.items()} == {"train": 10, "val": 3, "test": 2}
+    assert {split: len(pairs) for split, pairs in data.splits.items()} == {
+        "train": 10,
+        "val": 3,
+        "test": 2,
+    }
     for split, pairs in data.splits.items():
         assert [SPLITS[int(name[:2])] for name in pairs.names] == [split] * len(pairs)
         for name, captions in zip(pairs.names, pairs.captions, strict=True):
             assert tuple(captions) == (f"thing {int(name[:2])} near", f"thing {int(name[:2])} far")
-    for split in ("val", "test"):  # what the model is scored on is what encode_image makes of the files
+    for split in (
+        "val",
+        "test",
+    ):  # what the model is scored on is what encode_image makes of the files
         pairs = data.splits[split]
         expected = np.stack([middle_square(photos / name, SIDE) for name in pairs.names])
         assert np.array_equal(pairs.pixels[:], expected)
         assert pairs.aspects is None
     assert data.train.pixels.shape == (10, 24, 24, 3)
     assert data.train.aspects is not None
-    assert data.train.aspects.tolist() == pytest.approx([(40 + int(name[:2])) / 30 for name in data.train.names])
+    assert data.train.aspects.tolist() == pytest.approx(
+        [(40 + int(name[:2])) / 30 for name in data.train.names]
+    )
     assert not data.train.sequential
 
 
@@ -93,11 +108,15 @@ def test_streaming_gives_the_same_data(photos: Path) -> None:
 def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows by the name of its tar file with each image that is read from one."""
     read, names = ImageInTar.read, []
-    monkeypatch.setattr(ImageInTar, "read", lambda image: names.append(image.path.name) or read(image))
+    monkeypatch.setattr(
+        ImageInTar, "read", lambda image: names.append(image.path.name) or read(image)
+    )
     return names
 
 
-def test_a_rank_opens_the_files_of_its_own_shards_alone(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_opens_the_files_of_its_own_shards_alone(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = config_of(str(write_tars(photos, files=8, each=6)), stream="always")
     train = load_data(config, SIDE).train
     assert isinstance(train.pixels, StreamedPixels)
@@ -105,7 +124,12 @@ def test_a_rank_opens_the_files_of_its_own_shards_alone(photos: Path, monkeypatc
     assert train.files.tolist() == [file for file in range(8) for _ in range(6)]
     assert [train.select([at]).files for at in (5, 6)] == [[0], [1]]
     plan = BatchPlan(
-        train, CharacterTokenizer.learn(caption for own in train.captions for caption in own), 40, 10, 0, shards=4
+        train,
+        CharacterTokenizer.learn(caption for own in train.captions for caption in own),
+        40,
+        10,
+        0,
+        shards=4,
     )
     read = files_read(monkeypatch)
     for own in (range(1), range(1, 4), range(4)):
@@ -113,7 +137,9 @@ def test_a_rank_opens_the_files_of_its_own_shards_alone(photos: Path, monkeypatc
         some = plan.for_shards(4, own)
         for step in range(1, 2 * plan.steps_per_epoch + 1):
             some.batch(step)
-        assert sorted(set(read)) == [f"photos-train-{at:05}.tar" for at in range(2 * own.start, 2 * own.stop)]
+        assert sorted(set(read)) == [
+            f"photos-train-{at:05}.tar" for at in range(2 * own.start, 2 * own.stop)
+        ]
         assert len(read) == 2 * plan.steps_per_epoch * 10 * len(own) // 4
     read.clear()
     plan.for_shards(4, range(2, 2)).batch(1)
@@ -126,7 +152,10 @@ def test_images_that_another_computer_has_checked_are_read_and_not_decoded(
     source = str(write_tars(photos, files=2, each=6, held_out=3))
     config, view = DataConfig(source=source, stream="always"), as_view(SIDE)
     first = load_data(config, SIDE)
-    known = {path.relative_to(cache_folder()): path.read_bytes() for path in checked_indexes(config, view)}
+    known = {
+        path.relative_to(cache_folder()): path.read_bytes()
+        for path in checked_indexes(config, view)
+    }
     assert len(known) == 2
     for path in photos.iterdir():  # as a copy of the files has them
         os.utime(path, ns=(1, 1))
@@ -136,13 +165,18 @@ def test_images_that_another_computer_has_checked_are_read_and_not_decoded(
         (cache_folder() / path).write_bytes(lines)
     decode, decoded = packed_store.decode, []
     monkeypatch.setattr(
-        packed_store, "decode", lambda *given, **options: decoded.append(1) or decode(*given, **options)
+        packed_store,
+        "decode",
+        lambda *given, **options: decoded.append(1) or decode(*given, **options),
     )
     read = files_read(monkeypatch)
     assert load_data(config, SIDE).fingerprint == first.fingerprint
     assert len(decoded) == 3  # held-out images are packed by each
     assert read.count("photos-train-00001.tar") == 12  # in small, and whole
-    assert checked_indexes(DataConfig(source=source, stream="never"), view) == checked_indexes(config, view)[:1]
+    assert (
+        checked_indexes(DataConfig(source=source, stream="never"), view)
+        == checked_indexes(config, view)[:1]
+    )
     assert checked_indexes(DataConfig(), view) == []
 
 
@@ -153,7 +187,9 @@ def disk_with(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return free
 
 
-def test_data_too_large_for_the_disk_is_streamed_and_said(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_too_large_for_the_disk_is_streamed_and_said(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = write(photos, SPLITS)
     both = 10 * 24 * 24 * 3 + 5 * SIDE * SIDE * 3  # those to learn from and those to be scored on
     free = disk_with(monkeypatch)
@@ -186,7 +222,10 @@ def test_broken_images_are_left_out_with_their_captions_and_named(photos: Path) 
         load_data(config, SIDE)
     assert "data.broken_share=0.14" in caught.value.hint
     data = load_data(config_of(config.source, broken_share=0.2), SIDE)
-    assert any(note.startswith("left out 2: 2 because ") and "(02.jpg, 10.jpg)" in note for note in data.notes)
+    assert any(
+        note.startswith("left out 2: 2 because ") and "(02.jpg, 10.jpg)" in note
+        for note in data.notes
+    )
     assert "02.jpg" not in data.train.names
     assert data.held_out.names == ["09.jpg", "11.jpg"]
     assert data.held_out.captions[1] == ("thing 11 near", "thing 11 far")
@@ -239,7 +278,9 @@ def test_what_the_table_leaves_out_is_not_set_against_one_split(photos: Path) ->
         file.write("gone.jpg,one,train\ngone.jpg,two,train\n")
     pairs, notes = load_to_score(config, read_table(config), [20], SIDE)
     assert len(pairs) == 1
-    assert any(note.startswith("left out 2: 2 because ") and "(captions.csv line" in note for note in notes)
+    assert any(
+        note.startswith("left out 2: 2 because ") and "(captions.csv line" in note for note in notes
+    )
 
 
 def test_a_split_without_a_usable_image_is_left_out_and_said(photos: Path) -> None:
@@ -259,7 +300,10 @@ def test_odd_names_of_images_are_said_in_plain_characters(photos: Path) -> None:
         (photos / odd).write_bytes((photos / "10.jpg").read_bytes())
     except (OSError, UnicodeError):
         pytest.skip("such names cannot be made here")
-    rows = [{"file_name": f"{at:02}.jpg", "text": f"thing {at}", "split": split} for at, split in enumerate(SPLITS)]
+    rows = [
+        {"file_name": f"{at:02}.jpg", "text": f"thing {at}", "split": split}
+        for at, split in enumerate(SPLITS)
+    ]
     rows.append({"file_name": odd, "text": "a copy", "split": "train"})
     (photos / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
     data = load_data(config, SIDE)
@@ -279,7 +323,11 @@ def test_images_to_score_are_those_that_encode_image_sees(photos: Path) -> None:
 
 def test_packing_is_told_by_its_name(photos: Path) -> None:
     told: list[tuple[int, int, str]] = []
-    load_data(write(photos, SPLITS), SIDE, lambda done, total, what="", /: told.append((done, total, what)))
+    load_data(
+        write(photos, SPLITS),
+        SIDE,
+        lambda done, total, what="", /: told.append((done, total, what)),
+    )
     assert told[-1] == (10, 10, "packing")
     assert {what for *_, what in told} == {"checking", "packing"}
 
@@ -315,12 +363,16 @@ def test_copies_whose_files_differ_are_on_one_side_and_that_is_said(photos: Path
     assert "content" in data.how_split
     assert "120 of 120" in data.how_split
     by_name = load_data(replace(config, split_rule="name"), SIDE)
-    assert sum(len(own) > 1 for own in sides(by_name).values()) > 10  # as it was, and as old runs keep it
+    assert (
+        sum(len(own) > 1 for own in sides(by_name).values()) > 10
+    )  # as it was, and as old runs keep it
     listed = list_data(config, SIDE)
     assert Counter(listed.splits) == {split: len(pairs) for split, pairs in data.splits.items()}
 
 
-def test_splits_by_content_stay_when_images_are_renamed_added_or_seen_by_another_model(photos: Path) -> None:
+def test_splits_by_content_stay_when_images_are_renamed_added_or_seen_by_another_model(
+    photos: Path,
+) -> None:
     config = twins(photos, 30)
     before = sides(load_data(config, SIDE))
     for at in range(30, 40):
@@ -347,7 +399,11 @@ def test_copies_in_splits_that_the_data_brings_are_said_and_stay(photos: Path) -
     config = write(photos, SPLITS)
     Image.open(photos / "10.jpg").save(photos / "03.jpg", quality=100, comment=b"another")
     data = load_data(config, SIDE)
-    assert {split: len(pairs) for split, pairs in data.splits.items()} == {"train": 10, "val": 3, "test": 2}
+    assert {split: len(pairs) for split, pairs in data.splits.items()} == {
+        "train": 10,
+        "val": 3,
+        "test": 2,
+    }
     assert any("03.jpg (train) = 10.jpg (val)" in note for note in data.notes)
 
 
@@ -365,14 +421,21 @@ def test_too_many_unusable_rows_are_counted_by_reason_before_any_image_is_read(
         file.write("01.jpg,,train\n" * 4 + "gone.jpg,one,train\n" * 3)
     with monkeypatch.context() as patch:
         patch.setattr(loading, "pack", None)  # nothing is decoded
-        with pytest.raises(DataError, match=r"7 of 97 rows.*4 because the caption is empty.*3 because") as caught:
+        with pytest.raises(
+            DataError, match=r"7 of 97 rows.*4 because the caption is empty.*3 because"
+        ) as caught:
             load_data(config, SIDE)
     assert "data.broken_share=0.08 " in caught.value.hint
-    assert any("left out 7: 4 because" in note for note in load_data(replace(config, broken_share=0.08), SIDE).notes)
+    assert any(
+        "left out 7: 4 because" in note
+        for note in load_data(replace(config, broken_share=0.08), SIDE).notes
+    )
 
 
 @pytest.mark.real_data
-def test_flickr8k_loads_and_its_scores_stay_honest(real_data: Path, empty_cache: Path, tmp_path: Path) -> None:
+def test_flickr8k_loads_and_its_scores_stay_honest(
+    real_data: Path, empty_cache: Path, tmp_path: Path
+) -> None:
     """The first images of each split; all 7,000 take seconds more."""
     lines = (real_data / "flickr8k" / "captions.csv").read_text(encoding="utf-8").splitlines()
     chosen = [lines[0]]
@@ -392,8 +455,13 @@ def test_flickr8k_loads_and_its_scores_stay_honest(real_data: Path, empty_cache:
     assert np.array_equal(data.held_out.pixels[7], expected)
 
 
-def test_copies_that_were_left_out_of_training_are_no_change(tmp_path: Path, empty_cache: Path) -> None:
-    config, seen = write(tmp_path, ["train"] * 20 + ["val"] * 4 + ["test"] * 6), tmp_path / "seen.npy"
+def test_copies_that_were_left_out_of_training_are_no_change(
+    tmp_path: Path, empty_cache: Path
+) -> None:
+    config, seen = (
+        write(tmp_path, ["train"] * 20 + ["val"] * 4 + ["test"] * 6),
+        tmp_path / "seen.npy",
+    )
     for at in range(6):
         shutil.copyfile(tmp_path / f"{at:02}.jpg", tmp_path / f"{24 + at}.jpg")
     learnt = load_data(config, SIDE).train.identities

@@ -24,7 +24,15 @@ from lapclip.data import decode as decoding
 from lapclip.data import packed_store as packed
 from lapclip.data.loading import StreamedPixels
 from lapclip.data.packed_index import INDEX, PackedIndex
-from lapclip.data.packed_store import MIDDLE, WHOLE, Packed, digest_of, pack, store_folder, use_store
+from lapclip.data.packed_store import (
+    MIDDLE,
+    WHOLE,
+    Packed,
+    digest_of,
+    pack,
+    store_folder,
+    use_store,
+)
 from lapclip.data.pixels import View, middle_square, open_image, squeeze_image, whole_side
 from lapclip.data.table import ImageFile
 from lapclip.errors import DataError
@@ -44,7 +52,9 @@ def draw(path: Path, seed: int, size: tuple[int, int] = (40, 30)) -> ImageFile:
 @pytest.fixture
 def images(tmp_path: Path) -> list[ImageFile]:
     sizes = [(40, 30), (30, 40), (200, 150), (16, 16), (9, 7), (300, 10)]
-    return [draw(tmp_path / "photos" / f"{at:02}.jpg", at, sizes[at % len(sizes)]) for at in range(12)]
+    return [
+        draw(tmp_path / "photos" / f"{at:02}.jpg", at, sizes[at % len(sizes)]) for at in range(12)
+    ]
 
 
 @pytest.fixture
@@ -66,7 +76,9 @@ def packs(images: Sequence[ImageFile], folder: Path, **options) -> tuple[Packed,
         return pack(images, folder, SIDE, options.pop("fit", MIDDLE), **options), len(decoded)
 
 
-def test_the_middle_is_exactly_what_the_model_is_shown_of_a_file(images: list[ImageFile], folder: Path) -> None:
+def test_the_middle_is_exactly_what_the_model_is_shown_of_a_file(
+    images: list[ImageFile], folder: Path
+) -> None:
     store, decoded = packs(images, folder)
     expected = np.stack([middle_square(picture.path, SIDE) for picture in images])
     assert np.array_equal(store.pixels()[:], expected)
@@ -80,7 +92,9 @@ def test_the_whole_is_squeezed_and_its_aspect_known(images: list[ImageFile], fol
         image = open_image(picture.path).image
         assert store.entries[at].aspect == image.width / image.height
         plain = squeeze_image(image, SIDE).astype(int)
-        assert np.abs(store.pixels()[at] - plain).mean() < 6  # JPEGs are decoded at a fraction of their size
+        assert (
+            np.abs(store.pixels()[at] - plain).mean() < 6
+        )  # JPEGs are decoded at a fraction of their size
     assert [whole_side(side) for side in (64, 112, 224, 336)] == [80, 128, 256, 384]
 
 
@@ -98,7 +112,9 @@ def test_what_is_packed_is_not_decoded_again(images: list[ImageFile], folder: Pa
     assert np.array_equal(first.pixels()[:], second.pixels()[:])
 
 
-def test_a_changed_file_is_packed_again_and_a_touched_one_is_not(images: list[ImageFile], folder: Path) -> None:
+def test_a_changed_file_is_packed_again_and_a_touched_one_is_not(
+    images: list[ImageFile], folder: Path
+) -> None:
     packs(images, folder)
     os.utime(images[1].path, ns=(1, 1))
     draw(images[3].path, 99)
@@ -127,7 +143,9 @@ def test_files_that_went_and_came_are_seen(images: list[ImageFile], folder: Path
     assert np.array_equal(rows[1:3], np.stack([rows[1], rows[2]]))
 
 
-def test_a_broken_file_is_named_and_tried_again_only_when_it_changes(images: list[ImageFile], folder: Path) -> None:
+def test_a_broken_file_is_named_and_tried_again_only_when_it_changes(
+    images: list[ImageFile], folder: Path
+) -> None:
     whole = images[5].path.read_bytes()
     images[5].path.write_bytes(whole[:-40])
     store, decoded = packs(images, folder)
@@ -151,7 +169,9 @@ def test_the_same_bytes_under_two_names_share_a_row(images: list[ImageFile], fol
     assert (folder / "pixels-1.bin").stat().st_size == 11 * SIDE * SIDE * 3
 
 
-def test_a_line_that_is_not_whole_costs_that_line_only(images: list[ImageFile], folder: Path) -> None:
+def test_a_line_that_is_not_whole_costs_that_line_only(
+    images: list[ImageFile], folder: Path
+) -> None:
     expected = np.array(packs(images, folder)[0].pixels()[:])
     index = folder / INDEX
     index.write_bytes(index.read_bytes()[:-9])
@@ -224,7 +244,9 @@ def test_stores_of_the_same_source_go_when_they_are_not_used_for_a_month(empty_c
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such permissions")
-def test_only_their_owner_can_read_packed_images(empty_cache: Path, images: list[ImageFile], folder: Path) -> None:
+def test_only_their_owner_can_read_packed_images(
+    empty_cache: Path, images: list[ImageFile], folder: Path
+) -> None:
     store = use_store("photos", 32, MIDDLE)
     assert store.stat().st_mode & 0o777 == 0o700
     store.chmod(0o755)  # as earlier releases made it
@@ -276,7 +298,9 @@ packed.pack([ImageFile(path, path.name) for path in files], Path(sys.argv[2]), 1
 """
 
 
-def test_a_killed_packer_goes_on_where_it_was(images: list[ImageFile], folder: Path, tmp_path: Path) -> None:
+def test_a_killed_packer_goes_on_where_it_was(
+    images: list[ImageFile], folder: Path, tmp_path: Path
+) -> None:
     arguments = [sys.executable, "-c", PACKING, str(tmp_path / "photos"), str(folder), "5"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -344,7 +368,9 @@ class Gone:
         raise OSError(errno.EIO, "Input/output error")
 
 
-def test_what_cannot_be_read_is_left_out_and_tried_again(images: list[ImageFile], folder: Path) -> None:
+def test_what_cannot_be_read_is_left_out_and_tried_again(
+    images: list[ImageFile], folder: Path
+) -> None:
     mixed = [images[0], Gone("shard.tar:7.jpg"), images[1]]
     for _ in range(2):
         store = pack(mixed, folder, SIDE, MIDDLE)
@@ -374,7 +400,9 @@ def test_every_image_is_kept_or_named(damage: list[tuple[int, float, bytes]]) ->
     mixed: list[Held] = []
     for at, (seed, length, changed) in enumerate(damage):
         file = io.BytesIO()
-        Image.fromarray(np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)).save(file, "PNG")
+        Image.fromarray(
+            np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+        ).save(file, "PNG")
         data = file.getvalue()
         middle = len(data) // 2
         data = data[:middle] + changed + data[middle + len(changed) :]
@@ -382,7 +410,10 @@ def test_every_image_is_kept_or_named(damage: list[tuple[int, float, bytes]]) ->
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2):
             store = pack(mixed, Path(folder), SIDE, MIDDLE)
-            kept, left_out = {mixed[at].name for at in store.usable}, {one.where for one in store.skipped}
+            kept, left_out = (
+                {mixed[at].name for at in store.usable},
+                {one.where for one in store.skipped},
+            )
             assert kept | left_out == {picture.name for picture in mixed}
             assert not kept & left_out
             assert len(store.pixels()) == len(kept) == len(store.entries)
@@ -396,7 +427,12 @@ def test_nothing_to_pack_is_an_empty_store(folder: Path) -> None:
 
 
 def test_a_store_belongs_to_a_source_a_side_and_a_fit(empty_cache: Path) -> None:
-    places = {store_folder(source, side, fit) for source in "ab" for side in (16, 24) for fit in (MIDDLE, WHOLE)}
+    places = {
+        store_folder(source, side, fit)
+        for source in "ab"
+        for side in (16, 24)
+        for fit in (MIDDLE, WHOLE)
+    }
     assert len(places) == 8
     assert {place.parent for place in places} == {empty_cache}
 
@@ -407,7 +443,9 @@ def streamed(images: list[ImageFile], folder: Path) -> tuple[Packed, StreamedPix
     return looked, StreamedPixels(kept, [entry.digest for entry in looked.entries], SIDE)
 
 
-def test_streamed_images_are_the_packed_ones(images: list[ImageFile], folder: Path, tmp_path: Path) -> None:
+def test_streamed_images_are_the_packed_ones(
+    images: list[ImageFile], folder: Path, tmp_path: Path
+) -> None:
     images[4].path.write_bytes(b"broken")
     looked, stream = streamed(images, folder)
     assert not (folder / "pixels-1.bin").exists() or (folder / "pixels-1.bin").stat().st_size == 0
@@ -454,7 +492,9 @@ def test_images_that_take_the_memory_of_all_are_decoded_one_at_a_time(
         return real(header, **how)
 
     monkeypatch.setattr(packed, "decode", slow)
-    large = [picture for picture in images if np.prod(Image.open(io.BytesIO(picture.read())).size) > 100]
+    large = [
+        picture for picture in images if np.prod(Image.open(io.BytesIO(picture.read())).size) > 100
+    ]
     pack(large, folder, SIDE, MIDDLE, threads=4)
     assert max(most) == 1
 
@@ -482,7 +522,9 @@ def test_faults_that_may_pass_are_not_remembered(
     assert store.usable == list(range(12))
 
 
-def test_a_file_swapped_for_one_of_the_same_size_and_date_is_packed_again(tmp_path: Path, folder: Path) -> None:
+def test_a_file_swapped_for_one_of_the_same_size_and_date_is_packed_again(
+    tmp_path: Path, folder: Path
+) -> None:
     picture = ImageFile(tmp_path / "a.bmp", "a.bmp")
     for shade in (10, 200):
         Image.new("RGB", (20, 20), (shade, 0, 0)).save(tmp_path / f"{shade}.bmp")
@@ -494,7 +536,9 @@ def test_a_file_swapped_for_one_of_the_same_size_and_date_is_packed_again(tmp_pa
         assert store.pixels()[0].max() == shade
 
 
-def test_names_that_cannot_be_printed_are_packed_and_named_in_plain_characters(folder: Path) -> None:
+def test_names_that_cannot_be_printed_are_packed_and_named_in_plain_characters(
+    folder: Path,
+) -> None:
     file = io.BytesIO()
     Image.new("RGB", (20, 20)).save(file, "PNG")
     odd = "a\n\udcff\x1b[31m"
@@ -502,7 +546,9 @@ def test_names_that_cannot_be_printed_are_packed_and_named_in_plain_characters(f
     for _ in range(2):
         store = pack(mixed, folder, SIDE, MIDDLE)
         assert store.usable == [0]
-        assert [one.where for one in store.skipped] == [f"a\\n\\udcff\\x1b[31m.{end}" for end in ("jpg", "gif")]
+        assert [one.where for one in store.skipped] == [
+            f"a\\n\\udcff\\x1b[31m.{end}" for end in ("jpg", "gif")
+        ]
 
 
 def test_an_image_that_was_looked_at_and_cannot_be_read_any_more_is_left_out(
@@ -557,8 +603,16 @@ def test_pixels_do_not_change_without_their_version() -> None:
     for made, options in files:
         file = io.BytesIO()
         made.save(file, **options)
-        for view, fit in ((View(8), MIDDLE), (View(8), WHOLE), (View(8, resize="squash", crop_share=0.8), MIDDLE)):
-            found.append(float(np.average(packed.prepare(file.getvalue(), view, fit)[0], weights=weights)))
+        for view, fit in (
+            (View(8), MIDDLE),
+            (View(8), WHOLE),
+            (View(8, resize="squash", crop_share=0.8), MIDDLE),
+        ):
+            found.append(
+                float(np.average(packed.prepare(file.getvalue(), view, fit)[0], weights=weights))
+            )
     versions = (packed.DECODING_VERSION, packed.RESIZING_VERSION)
     # Other releases of Pillow and torch, and other processors, may round a pixel otherwise.
-    assert found == pytest.approx(PREPARED_AS[versions], abs=0.3), "raise DECODING_VERSION or RESIZING_VERSION"
+    assert found == pytest.approx(PREPARED_AS[versions], abs=0.3), (
+        "raise DECODING_VERSION or RESIZING_VERSION"
+    )

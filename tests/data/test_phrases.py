@@ -17,12 +17,20 @@ GERMAN = {"the": ["ein", "der"], "and": ["und", "mit", "neben"], "in": ["in", "a
 
 def sentences(language: dict[str, list[str]], count: int = 2000) -> list[list[str]]:
     """A language of eighty nouns and twenty colours, in which "dog" is very common."""
-    draw, nouns, colours = random.Random(0), [f"noun{at}" for at in range(80)], [f"colour{at}" for at in range(20)]
+    draw, nouns, colours = (
+        random.Random(0),
+        [f"noun{at}" for at in range(80)],
+        [f"colour{at}" for at in range(20)],
+    )
 
     def thing(first: bool = False) -> str:
         noun = "dog" if draw.random() < 0.1 else draw.choice(nouns)
         colour = f"{draw.choice(colours)} " if draw.random() < 0.2 else ""
-        return f"{draw.choice(language['the'])} {colour}{noun}" if first or draw.random() < 0.7 else noun
+        return (
+            f"{draw.choice(language['the'])} {colour}{noun}"
+            if first or draw.random() < 0.7
+            else noun
+        )
 
     made = [
         f"{thing(True)} {draw.choice(language['and'])} {thing()} {draw.choice(language['in'])} {thing()}."
@@ -33,7 +41,9 @@ def sentences(language: dict[str, list[str]], count: int = 2000) -> list[list[st
 
 @pytest.mark.parametrize("language", [ENGLISH, GERMAN])
 def test_function_words_are_found_in_the_captions_themselves(language):
-    found, determiners = function_words([caption for options in sentences(language) for caption in options])
+    found, determiners = function_words(
+        [caption for options in sentences(language) for caption in options]
+    )
     assert found == {word for words in language.values() for word in words}
     assert determiners == set(language["the"])
 
@@ -41,8 +51,19 @@ def test_function_words_are_found_in_the_captions_themselves(language):
 def test_a_phrase_is_one_to_three_words_between_function_words_with_its_determiner():
     captions = [*sentences(ENGLISH), ["A colour1 dog near the noun3, noun4 noun5 noun6 noun7."]]
     phrases = cut_phrases(captions)
-    own = {phrases.words[number]: phrases.texts[number] for number in phrases.of_image(len(captions) - 1)}
-    assert {"dog", "colour1", "colour1 dog", "noun3", "noun4 noun5 noun6", "noun5 noun6 noun7", "noun7"} <= set(own)
+    own = {
+        phrases.words[number]: phrases.texts[number]
+        for number in phrases.of_image(len(captions) - 1)
+    }
+    assert {
+        "dog",
+        "colour1",
+        "colour1 dog",
+        "noun3",
+        "noun4 noun5 noun6",
+        "noun5 noun6 noun7",
+        "noun7",
+    } <= set(own)
     assert not {"a", "near", "noun3 noun4", "noun4 noun5 noun6 noun7"} & set(own)
     assert own["colour1 dog"] in ("a colour1 dog", "the colour1 dog")
     assert own["noun5 noun6"] == "noun5 noun6"
@@ -54,7 +75,9 @@ def test_equal_phrases_are_one_and_know_their_images():
     assert phrases.words == ["cat", "dog", "cow", "hen"]
     assert list(phrases.images_K) == [2, 2, 1, 1]
     assert np.array_equal(phrases.in_images(np.array([1, 3]))[:2], [[True, False], [True, False]])
-    assert cut_phrases([["A Dog."], ["a cat, a dog"], ["a cat"], ["a cow"], ["a hen"]], least=2).words == ["cat", "dog"]
+    assert cut_phrases(
+        [["A Dog."], ["a cat, a dog"], ["a cat"], ["a cow"], ["a hen"]], least=2
+    ).words == ["cat", "dog"]
 
 
 def test_a_template_gives_its_classes_alone():
@@ -66,7 +89,9 @@ def test_a_template_gives_its_classes_alone():
 
 
 def test_scripts_without_blanks_are_cut_into_characters_and_marks_stay_with_their_letters():
-    found = cut_phrases([["棕色的狗在草地上奔跑。"], ["男人骑自行车"], ["हिन्दी कुत्ता"], ["crème brûlée"]]).words
+    found = cut_phrases(
+        [["棕色的狗在草地上奔跑。"], ["男人骑自行车"], ["हिन्दी कुत्ता"], ["crème brûlée"]]
+    ).words
     assert {"狗", "自行车", "奔跑", "हिन्दी", "कुत्ता", "हिन्दी कुत्ता", "crème brûlée"} <= set(found)
     assert not {"奔跑男人", "上奔跑。"} & set(found)
 

@@ -48,7 +48,9 @@ def test_resizing_agrees_with_pillow() -> None:
 
 def test_normalise_is_clips() -> None:
     pixels = torch.randint(0, 256, (2, 4, 4, 3), dtype=torch.uint8)
-    mean, std = (torch.tensor([float(number) for number in text.split()]) for text in (CLIP_MEAN, CLIP_STD))
+    mean, std = (
+        torch.tensor([float(number) for number in text.split()]) for text in (CLIP_MEAN, CLIP_STD)
+    )
     expected = (pixels.double() / 255 - mean.double()) / std.double()
     seen = normalise(pixels, SHAPES["tiny"]).double()
     torch.testing.assert_close(seen, expected.permute(0, 3, 1, 2), atol=1e-5, rtol=1e-5)
@@ -60,15 +62,25 @@ def test_a_model_has_a_mean_and_a_scale_of_its_own() -> None:
     torch.testing.assert_close(normalise(pixels, shape).flatten(), torch.tensor([-1.0, 1.0, 2.0]))
 
 
-@pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (333, 499), (640, 427), (97, 98)])
+@pytest.mark.parametrize(
+    ("width", "height"), [(500, 375), (375, 500), (333, 499), (640, 427), (97, 98)]
+)
 @pytest.mark.parametrize("share", [1.0, 0.875])
 def test_sizes_are_rounded_as_torchvision_does(width: int, height: int, share: float) -> None:
     """Its Resize and CenterCrop, written with Pillow: int() of the long side, round() of the margins."""
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+    image = Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    )
     short = {1.0: 64, 0.875: 73}[share]
-    size = (short, int(short * height / width)) if width < height else (int(short * width / height), short)
+    size = (
+        (short, int(short * height / width))
+        if width < height
+        else (int(short * width / height), short)
+    )
     left, top = (round((length - 64) / 2) for length in size)
-    theirs = np.asarray(image.resize(size, Image.Resampling.BILINEAR))[top : top + 64, left : left + 64].astype(int)
+    theirs = np.asarray(image.resize(size, Image.Resampling.BILINEAR))[
+        top : top + 64, left : left + 64
+    ].astype(int)
     ours = fit_image(image, View(64, "bilinear", crop_share=share)).astype(int)
     assert np.abs(ours - theirs).max() <= 1
 
@@ -114,7 +126,9 @@ def test_an_image_that_is_open_is_turned_once(form: str, tmp_path: Path) -> None
 
 
 def test_a_colour_profile_is_used_or_left_alone_as_the_model_wants(tmp_path: Path) -> None:
-    Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / "image.png", icc_profile=swapped_profile())
+    Image.new("RGB", (8, 8), (255, 0, 0)).save(
+        tmp_path / "image.png", icc_profile=swapped_profile()
+    )
     converted = middle_square(tmp_path / "image.png", View(8))
     stored = middle_square(tmp_path / "image.png", View(8, colours="stored"))
     assert (stored == (255, 0, 0)).all()

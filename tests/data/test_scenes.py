@@ -25,7 +25,11 @@ from lapclip.paths import partial_path
 def test_held_out_scenes_are_distinct_and_never_trained_on(seed: int) -> None:
     splits = scenes.split_scenes(5000, seed)
     everything = [scene for split in splits.values() for scene in split]
-    assert {name: len(split) for name, split in splits.items()} == {"train": 5000, "val": 240, "test": 240}
+    assert {name: len(split) for name, split in splits.items()} == {
+        "train": 5000,
+        "val": 240,
+        "test": 240,
+    }
     assert len(set(everything)) == len(everything)
 
 
@@ -40,7 +44,9 @@ def test_each_held_out_scene_has_eight_near_candidates(seed: int) -> None:
 def test_every_attribute_value_is_trained_on() -> None:
     for count in (216, 5000):
         train = scenes.split_scenes(count, 0)["train"]
-        assert {scene.thing for scene in train} == {thing for things in scenes.THINGS.values() for thing in things}
+        assert {scene.thing for scene in train} == {
+            thing for things in scenes.THINGS.values() for thing in things
+        }
         assert {scene.colour for scene in train} == set(scenes.COLOURS)
         assert {(scene.count, scene.position, scene.setting) for scene in train} == {
             (count, position, setting)
@@ -73,7 +79,9 @@ def test_captions_name_every_attribute() -> None:
         assert "left" in caption
         assert any(words in caption for words in ("night", "moonlight"))
         assert " a orange" not in f" {caption}"
-    assert "pair of" in " ".join(scenes.captions(scenes.Scene("food", "cake", "red", 2, "left", "snow"), 12, random))
+    assert "pair of" in " ".join(
+        scenes.captions(scenes.Scene("food", "cake", "red", 2, "left", "snow"), 12, random)
+    )
 
 
 def test_images_differ_in_jitter_and_repeat_for_a_seed() -> None:
@@ -88,9 +96,18 @@ def test_images_differ_in_jitter_and_repeat_for_a_seed() -> None:
 @pytest.mark.parametrize("attribute", ["thing", "colour", "count", "position", "setting"])
 def test_each_attribute_changes_the_image(attribute: str) -> None:
     values = {"thing": "snail", "colour": "blue", "count": 3, "position": "left", "setting": "snow"}
-    plain = {"category": "animals", "thing": "cat", "colour": "red", "count": 1, "position": "right", "setting": "noon"}
+    plain = {
+        "category": "animals",
+        "thing": "cat",
+        "colour": "red",
+        "count": 1,
+        "position": "right",
+        "setting": "noon",
+    }
     changed = scenes.Scene(**{**plain, attribute: values[attribute]})
-    difference = np.abs(draw(scenes.Scene(**plain), 64, 7).astype(int) - draw(changed, 64, 7)).mean()
+    difference = np.abs(
+        draw(scenes.Scene(**plain), 64, 7).astype(int) - draw(changed, 64, 7)
+    ).mean()
     assert difference > 2
 
 
@@ -187,7 +204,9 @@ def test_drawings_do_not_change_without_their_version() -> None:
     drawn = []
     for at, (category, thing) in enumerate(every):
         colour, count = scenes.COLOURS[at % 8], scenes.COUNTS[at % 3]
-        scene = scenes.Scene(category, thing, colour, count, scenes.POSITIONS[at // 3 % 3], scenes.SETTINGS[at % 4])
+        scene = scenes.Scene(
+            category, thing, colour, count, scenes.POSITIONS[at // 3 % 3], scenes.SETTINGS[at % 4]
+        )
         drawn.append((draw(scene, 32, at) @ np.array([1, 2, 3]) / 6).mean())
     # Other releases of Pillow may round a pixel otherwise.
     assert drawn == pytest.approx(DRAWN_AS[SCENES_VERSION], abs=0.1), "raise SCENES_VERSION"
@@ -197,7 +216,11 @@ def test_drawings_do_not_change_without_their_version() -> None:
 def test_several_processes_draw_what_one_draws(monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
     rows = scenes.split_scenes(11, 0)["train"]
     if dies:  # whatever a process does not deliver is drawn here
-        monkeypatch.setattr(draw_all, "python", lambda *_: [sys.executable, "-c", "import sys; sys.stdout.write('x')"])
+        monkeypatch.setattr(
+            draw_all,
+            "python",
+            lambda *_: [sys.executable, "-c", "import sys; sys.stdout.write('x')"],
+        )
     alone, shared = (list(draw_all.draw_all(rows, 24, 5, processes)) for processes in (1, 3))
     assert len(alone) == len(shared) == 11
     for at, (one, other) in enumerate(zip(alone, shared, strict=True)):

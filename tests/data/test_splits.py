@@ -12,7 +12,10 @@ from lapclip.errors import DataError
 
 
 def rows(count: int, split: str = "", start: int = 0) -> list[Row]:
-    return [Row(ImageFile(Path(f"{n}.jpg"), f"{n}.jpg"), ("a", "b"), split) for n in range(start, start + count)]
+    return [
+        Row(ImageFile(Path(f"{n}.jpg"), f"{n}.jpg"), ("a", "b"), split)
+        for n in range(start, start + count)
+    ]
 
 
 def test_without_splits_a_tenth_each_is_held_out_and_stays_so_when_data_is_added() -> None:

@@ -58,8 +58,12 @@ def test_long_captions_are_cut_with_the_end_kept() -> None:
     assert tokens[-1] == BUILT_IN.end
 
 
-@pytest.mark.parametrize(("longest", "length"), [(1, 8), (6, 8), (7, 16), (60, 64), (71, 77), (200, 77)])
-def test_batches_are_trimmed_to_a_multiple_of_eight_at_most_the_context(longest: int, length: int) -> None:
+@pytest.mark.parametrize(
+    ("longest", "length"), [(1, 8), (6, 8), (7, 16), (60, 64), (71, 77), (200, 77)]
+)
+def test_batches_are_trimmed_to_a_multiple_of_eight_at_most_the_context(
+    longest: int, length: int
+) -> None:
     batch = BUILT_IN.batch(["a", "b" * longest], 77)
     assert batch.shape == (2, length)
     assert batch.dtype == np.int64
@@ -88,7 +92,10 @@ def test_comes_back_from_what_was_saved() -> None:
 CLIP = clip_tokenizer()
 TABLE = json.loads(Path(__file__).with_name("clip_ids.json").read_text(encoding="utf-8"))
 """OpenCLIP's ids, written by benchmarks/peers_tokens.py in the peers' environment."""
-COLOURS, THINGS = ("red", "green", "blue", "yellow"), ("bicycle", "house", "dog", "umbrella", "mountain")
+COLOURS, THINGS = (
+    ("red", "green", "blue", "yellow"),
+    ("bicycle", "house", "dog", "umbrella", "mountain"),
+)
 CAPTIONS = [f"{number} {a} {thing}s near the {b} one" for number in range(40) for a in COLOURS for b in COLOURS
             for thing in THINGS]  # fmt: skip
 LEARNT = learn_bpe(count_words(CAPTIONS), 700)
@@ -113,7 +120,9 @@ def test_plain_captions_are_cleaned_as_ftfy_would(caption: str) -> None:
     assert clean(caption) == " ".join(slow.split()).strip().lower()
 
 
-@pytest.mark.parametrize("caption", ["<b> &amp;amp; c", "<b> &amp; c", "<b> & c", "&lt;b&gt; &amp;amp; c"])
+@pytest.mark.parametrize(
+    "caption", ["<b> &amp;amp; c", "<b> &amp; c", "<b> & c", "&lt;b&gt; &amp;amp; c"]
+)
 def test_entities_that_are_escaped_twice_are_unescaped_twice_as_in_clip(caption: str) -> None:
     """Beside a tag ftfy unescapes nothing, so both times are ours."""
     assert clean(caption) == "<b> & c"
@@ -163,14 +172,22 @@ def test_learning_gives_the_same_tokens_in_another_process(tmp_path: Path) -> No
         "print(json.dumps(learn_bpe(count_words(json.load(sys.stdin)), 700).to_dict()))"
     )
     found = subprocess.run(
-        [sys.executable, "-c", program], input=json.dumps(CAPTIONS[::-1]), capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        input=json.dumps(CAPTIONS[::-1]),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert json.loads(found.stdout) == LEARNT.to_dict()
     assert found.stderr == ""
 
 
-@pytest.mark.parametrize("tokenizer", [CLIP, LEARNT, CharacterTokenizer("abc")], ids=["clip", "learnt", "characters"])
-def test_every_kind_comes_back_from_a_file(tokenizer: BytePairTokenizer | CharacterTokenizer, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "tokenizer", [CLIP, LEARNT, CharacterTokenizer("abc")], ids=["clip", "learnt", "characters"]
+)
+def test_every_kind_comes_back_from_a_file(
+    tokenizer: BytePairTokenizer | CharacterTokenizer, tmp_path: Path
+) -> None:
     save_tokenizer(tokenizer, tmp_path / "tokenizer.json")
     again = load_tokenizer(tmp_path / "tokenizer.json")
     assert again is not None
@@ -233,5 +250,7 @@ def test_what_is_no_word_takes_no_memory() -> None:
 
 def test_equally_common_pairs_are_merged_in_one_order() -> None:
     """The package that learns numbers some letters in the random order of a hash table, anew each time."""
-    words = count_words([f"{first}{second} {second}{first}{first}" for first in "abcdefgh" for second in "stuvwxyz"])
+    words = count_words(
+        [f"{first}{second} {second}{first}{first}" for first in "abcdefgh" for second in "stuvwxyz"]
+    )
     assert len({tuple(learn_bpe(words, 600).merges) for _ in range(40)}) == 1

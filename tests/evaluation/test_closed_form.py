@@ -7,14 +7,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from lapclip.evaluation.closed_form import Asked, Ranks, belonging, cross_validate, fit_cca, fit_ridge, predict_trained
+from lapclip.evaluation.closed_form import (
+    Asked,
+    Ranks,
+    belonging,
+    cross_validate,
+    fit_cca,
+    fit_ridge,
+    predict_trained,
+)
 
 
-def pairs(count: int, features: tuple[int, int] = (60, 80), noise: float = 0.5) -> tuple[Tensor, Tensor]:
+def pairs(
+    count: int, features: tuple[int, int] = (60, 80), noise: float = 0.5
+) -> tuple[Tensor, Tensor]:
     """Two tables that share ten hidden values a row, each seen through a map of its own and with noise."""
     torch.manual_seed(0)
     hidden = torch.randn(count, 10)
-    first, second = (hidden @ torch.randn(10, width) + noise * torch.randn(count, width) for width in features)
+    first, second = (
+        hidden @ torch.randn(10, width) + noise * torch.randn(count, width) for width in features
+    )
     return first, second
 
 
@@ -41,7 +53,9 @@ def test_ridge_is_what_its_definition_says() -> None:
     x, y = ((part - part.mean(0)).double() for part in (image, text))
     covariance = y.T @ y / 40
     penalty = 0.3 * covariance.diagonal().mean() * torch.eye(80)
-    expected = torch.nn.functional.normalize(y @ torch.linalg.solve(covariance + penalty, y.T @ x / 40))
+    expected = torch.nn.functional.normalize(
+        y @ torch.linalg.solve(covariance + penalty, y.T @ x / 40)
+    )
     assert np.abs(fit_ridge(image, text, 0.3).texts(text) - expected.numpy()).max() < 1e-4
 
 
@@ -49,7 +63,9 @@ def test_recall_is_that_of_pairs_the_maps_have_not_seen() -> None:
     image, text = pairs(200)
     owner = np.arange(200)
     true = cross_validate(lambda i, t: fit_cca(i, t, 0.1, 10), image, text, owner).recall()
-    shuffled = cross_validate(lambda i, t: fit_cca(i, t, 0.1, 10), image, text[torch.randperm(200)], owner).recall()
+    shuffled = cross_validate(
+        lambda i, t: fit_cca(i, t, 0.1, 10), image, text[torch.randperm(200)], owner
+    ).recall()
     assert true["t2i_r1"] > 0.9
     assert true["t2i_r1_low"] <= true["t2i_r1"] <= true["t2i_r1_high"]
     assert shuffled["t2i_r1"] < 0.1  # by chance one of 40
@@ -70,7 +86,9 @@ def test_several_captions_of_an_image_are_in_one_fold() -> None:
     found = cross_validate(lambda i, t: fit_cca(i, t, 0.1, 10), image, text[owner], owner)
     assert (len(found.t2i_M), len(found.i2t_N), found.candidates) == (200, 100, 20)
     # Captions of one image are equal here: had one of them been learnt from, nothing would tell folds apart.
-    noise = cross_validate(lambda i, t: fit_cca(i, t, 0.1, 10), torch.randn(100, 60), text[owner], owner).recall()
+    noise = cross_validate(
+        lambda i, t: fit_cca(i, t, 0.1, 10), torch.randn(100, 60), text[owner], owner
+    ).recall()
     assert noise["t2i_r1"] < 0.2
 
 
@@ -97,13 +115,18 @@ def test_prediction_rises_with_images_and_falls_with_candidates() -> None:
 def test_a_better_one_is_told_from_an_equal_one() -> None:
     image, text = pairs(200)
     owner = np.arange(200)
-    good, noisy = (cross_validate(fit_cca, image, text + extra, owner) for extra in (0.0, 8 * torch.randn(200, 80)))
+    good, noisy = (
+        cross_validate(fit_cca, image, text + extra, owner)
+        for extra in (0.0, 8 * torch.randn(200, 80))
+    )
     assert good.beats(noisy)
     assert not noisy.beats(good)
     assert not good.beats(good)
 
 
-def judged(image: Tensor, first: Tensor, last: Tensor, run: np.ndarray | None = None) -> tuple[bool, int]:
+def judged(
+    image: Tensor, first: Tensor, last: Tensor, run: np.ndarray | None = None
+) -> tuple[bool, int]:
     found = belonging(image, first, last, np.zeros(len(image)) if run is None else run)
     return found.unrelated, found.moved
 

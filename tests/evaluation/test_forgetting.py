@@ -7,13 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lapclip.evaluation.forgetting import RECALLS, curve_of, recommend, score_classes, score_pairs, summary
+from lapclip.evaluation.forgetting import (
+    RECALLS,
+    curve_of,
+    recommend,
+    score_classes,
+    score_pairs,
+    summary,
+)
 from lapclip.evaluation.retrieval import retrieval
 
 from .embeddings import noisy_pairs
 
 
-def found(name: str, values: list[float], *, decides: bool = True, noise: float = 0.0) -> dict[str, Any]:
+def found(
+    name: str, values: list[float], *, decides: bool = True, noise: float = 0.0
+) -> dict[str, Any]:
     """A curve over alphas 0, 0.5 and 1."""
     points = [
         {"alpha": at / 2, "value": value, "change": value - values[0],
@@ -38,7 +47,10 @@ def test_the_metric_of_pairs_is_the_mean_of_the_six_recalls() -> None:
 
 def test_images_without_captions_are_candidates_and_no_questions() -> None:
     images, texts, owner = noisy_pairs(30, 0.5)
-    scored, plain = score_pairs(images, texts[:20], owner[:20]), retrieval(images, texts[:20], owner[:20])
+    scored, plain = (
+        score_pairs(images, texts[:20], owner[:20]),
+        retrieval(images, texts[:20], owner[:20]),
+    )
     assert scored.value == pytest.approx(np.mean([plain[name] for name in RECALLS]))
     assert scored.drawn_r.mean() == pytest.approx(scored.value, abs=0.03)
 
@@ -94,13 +106,18 @@ def test_the_recommended_alpha_follows_the_rule(
 
 
 def test_a_check_that_was_not_known_does_not_decide() -> None:
-    best = recommend(found("photos", [0.1, 0.2, 0.3]), [found("a", [0.02, 0.0, 0.0], decides=False)])
+    best = recommend(
+        found("photos", [0.1, 0.2, 0.3]), [found("a", [0.02, 0.0, 0.0], decides=False)]
+    )
     assert best.alpha == 1.0
     assert "no check decides" in best.why
 
 
 def test_the_sentence_says_points_what_they_were_and_what_may_be_noise() -> None:
-    new, check = found("photos", [0.1, 0.2, 0.25], noise=0.01), found("clothes", [0.31, 0.31, 0.29], noise=0.03)
+    new, check = (
+        found("photos", [0.1, 0.2, 0.25], noise=0.01),
+        found("clothes", [0.31, 0.31, 0.29], noise=0.03),
+    )
     unknown = found("scenes", [0.1, 0.1, 0.1], decides=False)
     assert summary(new, [check, unknown], 0.5) == (
         "Fine-tuning gained 15.0 points on photos (10.0% to 25.0%) and lost 2.0 points on clothes (31.0% to 29.0%, "

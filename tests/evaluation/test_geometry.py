@@ -41,8 +41,12 @@ def test_geometry_is_that_of_plain_loops(monkeypatch: pytest.MonkeyPatch) -> Non
     images, texts, owner = noisy_pairs(13, 0.7, 2)
     monkeypatch.setattr(ranks, "BLOCK", 5)
     found = geometry(images, texts, owner)
-    assert found["modality_gap"] == pytest.approx(math.dist(images.mean(axis=0), texts.mean(axis=0)))
-    distances = [math.dist(images[mine], text) ** 2 for mine, text in zip(owner, texts, strict=True)]
+    assert found["modality_gap"] == pytest.approx(
+        math.dist(images.mean(axis=0), texts.mean(axis=0))
+    )
+    distances = [
+        math.dist(images[mine], text) ** 2 for mine, text in zip(owner, texts, strict=True)
+    ]
     assert found["alignment"] == pytest.approx(np.mean(distances))
     for name, rows in (("pictures", images), ("captions", texts)):
         pairs = [

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from lapclip.evaluation import hard_negatives as module
-from lapclip.evaluation.hard_negatives import KINDS, Wording, choose_negatives, most_confused, negatives
+from lapclip.evaluation.hard_negatives import (
+    KINDS,
+    Wording,
+    choose_negatives,
+    most_confused,
+    negatives,
+)
 
 from .embeddings import noisy_pairs, unit
 
@@ -16,14 +22,25 @@ ANIMALS, COLOURS, PLACES = (
     ("in the snow", "by night", "at sea"),
 )
 SCENES = [(animal, colour, place) for animal in ANIMALS for colour in COLOURS for place in PLACES]
-CAPTIONS = [[f"a {colour} {animal} {place}", f"the {animal}, {colour}, {place}"] for animal, colour, place in SCENES]
+CAPTIONS = [
+    [f"a {colour} {animal} {place}", f"the {animal}, {colour}, {place}"]
+    for animal, colour, place in SCENES
+]
 
 
-def embedded(scenes: Sequence[tuple[str, str, str]], parts: Sequence[int], seed: int = 0) -> np.ndarray:
+def embedded(
+    scenes: Sequence[tuple[str, str, str]], parts: Sequence[int], seed: int = 0
+) -> np.ndarray:
     """What a model would make of scenes if it saw these parts of them only."""
     draw = np.random.default_rng(seed)
-    known = {(part, word): draw.normal(size=16) for part in range(3) for word in (ANIMALS, COLOURS, PLACES)[part]}
-    rows = np.array([sum((known[part, scene[part]] for part in parts), np.zeros(16)) for scene in scenes])
+    known = {
+        (part, word): draw.normal(size=16)
+        for part in range(3)
+        for word in (ANIMALS, COLOURS, PLACES)[part]
+    }
+    rows = np.array(
+        [sum((known[part, scene[part]] for part in parts), np.zeros(16)) for scene in scenes]
+    )
     return unit(rows + 1e-6 * draw.normal(size=rows.shape))
 
 
@@ -36,9 +53,13 @@ def test_likeness_is_the_cosine_of_weighted_words() -> None:
     assert 0 < like[0, 2] < 0.5
     assert like[0, 3] == 0
     weight = {
-        word: np.log(5 / (1 + count)) + 1 for word, count in {"a": 3, "red": 2, "cat": 2, "blue": 1, "dog": 1}.items()
+        word: np.log(5 / (1 + count)) + 1
+        for word, count in {"a": 3, "red": 2, "cat": 2, "blue": 1, "dog": 1}.items()
     }
-    lengths = [np.sqrt(sum(weight[word] ** 2 for word in text.split())) for text in ("a red cat", "a blue dog")]
+    lengths = [
+        np.sqrt(sum(weight[word] ** 2 for word in text.split()))
+        for text in ("a red cat", "a blue dog")
+    ]
     assert like[0, 2] == pytest.approx(weight["a"] ** 2 / np.prod(lengths))
 
 
@@ -46,12 +67,20 @@ def test_hard_negatives_share_most_words_and_easy_ones_least() -> None:
     chosen = choose_negatives(CAPTIONS)
     assert chosen is not None
     assert chosen["asked"].tolist() == list(range(60))
-    assert chosen["similarity"]["easy"] < chosen["similarity"]["medium"] < chosen["similarity"]["hard"]
-    for image, (easy, hard) in enumerate(zip(chosen["wrong"]["easy"], chosen["wrong"]["hard"], strict=True)):
+    assert (
+        chosen["similarity"]["easy"] < chosen["similarity"]["medium"] < chosen["similarity"]["hard"]
+    )
+    for image, (easy, hard) in enumerate(
+        zip(chosen["wrong"]["easy"], chosen["wrong"]["hard"], strict=True)
+    ):
         assert image not in {*easy, *hard}
         assert not {*easy} & {*hard}
-        alike = [sum(a == b for a, b in zip(SCENES[image], SCENES[other], strict=True)) for other in hard]
-        unlike = [sum(a == b for a, b in zip(SCENES[image], SCENES[other], strict=True)) for other in easy]
+        alike = [
+            sum(a == b for a, b in zip(SCENES[image], SCENES[other], strict=True)) for other in hard
+        ]
+        unlike = [
+            sum(a == b for a, b in zip(SCENES[image], SCENES[other], strict=True)) for other in easy
+        ]
         assert len(hard) == len(easy) == 11
         # Nine others differ in one part alone, and all of those are hard.
         assert alike.count(2) == 9
@@ -84,7 +113,9 @@ def test_accuracy_is_that_of_plain_loops() -> None:
     for kind in KINDS:
         wins, beaten = [], []
         for text, mine in zip(texts, owner, strict=True):
-            each = [text @ images[other] < text @ images[mine] for other in chosen["wrong"][kind][mine]]
+            each = [
+                text @ images[other] < text @ images[mine] for other in chosen["wrong"][kind][mine]
+            ]
             wins.append(all(each))
             beaten += each
         assert found[kind]["accuracy"] == pytest.approx(np.mean(wins))
@@ -107,7 +138,9 @@ def test_images_that_share_a_caption_are_not_wrong_for_each_other() -> None:
         assert 0 not in rows[60]
 
 
-@pytest.mark.parametrize(("images", "size"), [(1, None), (3, None), (4, 1), (10, 3), (33, 10), (34, 11)])
+@pytest.mark.parametrize(
+    ("images", "size"), [(1, None), (3, None), (4, 1), (10, 3), (33, 10), (34, 11)]
+)
 def test_few_images_have_fewer_negatives_or_none(images: int, size: int | None) -> None:
     chosen = choose_negatives(CAPTIONS[:images])
     assert (None if chosen is None else chosen["wrong"]["hard"].shape[1]) == size
@@ -134,7 +167,9 @@ def test_large_sets_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found is not None
     assert (found["pictures"], found["captions"]) == (10, 20)
     seen: list[int] = []
-    monkeypatch.setattr(module, "Wording", lambda captions: seen.append(len(captions)) or Wording(captions))
+    monkeypatch.setattr(
+        module, "Wording", lambda captions: seen.append(len(captions)) or Wording(captions)
+    )
     captions = [[], *CAPTIONS]  # places among the drawn are not those of images
     chosen = choose_negatives(captions)
     assert chosen is not None
@@ -152,14 +187,28 @@ def test_large_sets_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_most_confused_are_the_widest_margins_each_image_once() -> None:
     images = np.eye(5)
     texts = unit(
-        np.array([[1.0, 0, 0, 0, 0], [0.9, 0.1, 0, 0, 0], [0, 0, 0.2, 1, 0], [0, 0, 0, 1.0, 0], [0, 0, 0, 0, 1.0]])
+        np.array(
+            [
+                [1.0, 0, 0, 0, 0],
+                [0.9, 0.1, 0, 0, 0],
+                [0, 0, 0.2, 1, 0],
+                [0, 0, 0, 1.0, 0],
+                [0, 0, 0, 0, 1.0],
+            ]
+        )
     )
     captions = [["a"], ["b"], ["c"], ["d"], ["e"]]
     found = most_confused(images, texts, np.arange(5), captions)
-    assert [(pair["caption"], pair["own"], pair["preferred"], pair["preferred_caption"]) for pair in found] == [
+    assert [
+        (pair["caption"], pair["own"], pair["preferred"], pair["preferred_caption"])
+        for pair in found
+    ] == [
         ("b", 1, 0, "a"),
         ("c", 2, 3, "d"),
     ]
-    assert found[0]["preferred_score"] - found[0]["own_score"] > found[1]["preferred_score"] - found[1]["own_score"]
+    assert (
+        found[0]["preferred_score"] - found[0]["own_score"]
+        > found[1]["preferred_score"] - found[1]["own_score"]
+    )
     captions[0] = ["b"]  # now the preferred image has the caption, too
     assert [pair["own"] for pair in most_confused(images, texts, np.arange(5), captions)] == [2]

@@ -52,11 +52,17 @@ def test_closeness_is_the_mean_of_the_best_scores_and_the_same_for_equal_images(
     images, _, _, bank = hubs(1.0)
     images = np.concatenate([images, images[:50]])
     found = closeness(images, {"whole": bank, "short": bank[:10]})
-    scores = images.astype(np.float16).astype(np.float64) @ bank.astype(np.float16).astype(np.float64).T
-    assert np.allclose(found[:, 0], np.sort(scores, axis=1)[:, -NEAREST["whole"] :].mean(axis=1), atol=1e-6)
+    scores = (
+        images.astype(np.float16).astype(np.float64) @ bank.astype(np.float16).astype(np.float64).T
+    )
+    assert np.allclose(
+        found[:, 0], np.sort(scores, axis=1)[:, -NEAREST["whole"] :].mean(axis=1), atol=1e-6
+    )
     assert np.allclose(found[:, 1], scores[:, :10].mean(axis=1), atol=1e-6)
     assert np.array_equal(found[IMAGES:], found[:50])
-    assert closeness(images, {"whole": bank[:0], "short": bank[:0]}).tolist() == [[0, 0]] * len(images)
+    assert closeness(images, {"whole": bank[:0], "short": bank[:0]}).tolist() == [[0, 0]] * len(
+        images
+    )
 
 
 def test_ranks_with_each_share_are_those_of_plain_sorting() -> None:
@@ -68,7 +74,9 @@ def test_ranks_with_each_share_are_those_of_plain_sorting() -> None:
         assert np.array_equal(found[row], (order == owner[:, None]).argmax(axis=1) + 1)
 
 
-def test_a_correction_is_used_where_there_are_hubs_and_gains_on_questions_that_chose_nothing() -> None:
+def test_a_correction_is_used_where_there_are_hubs_and_gains_on_questions_that_chose_nothing() -> (
+    None
+):
     images, texts, owner, bank = hubs(0.5)
     close = closeness(images, {"whole": bank, "short": bank[:0]})[:, 0]
     found = choose_for_captions(images, texts, owner, close)
@@ -99,7 +107,9 @@ def test_each_half_is_scored_with_the_share_that_the_other_half_chose() -> None:
 
 def test_a_bank_comes_from_captions_and_is_read_again(tmp_path: Path) -> None:
     things = ["dog", "cat", "horse", "boat", "house"]
-    captions = [[f"a {things[at % 5]} stands beside tree {at}", "brown dog on a beach"] for at in range(30)]
+    captions = [
+        [f"a {things[at % 5]} stands beside tree {at}", "brown dog on a beach"] for at in range(30)
+    ]
     bank = bank_of(captions)
     assert bank == bank_of(captions)
     assert len(bank.captions) == len(set(bank.captions)) == 31
@@ -128,13 +138,19 @@ def test_the_bank_that_is_shipped_has_whole_sentences_and_phrases() -> None:
     assert np.median([len(text.split()) for text in bank.phrases]) < bank.short_below
 
 
-def test_what_was_measured_on_little_does_not_replace_what_was_measured_on_more(tmp_path: Path) -> None:
+def test_what_was_measured_on_little_does_not_replace_what_was_measured_on_more(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "calibration.safetensors"
 
     def measured(questions: int, *, own_val: bool = False, model: str = "model") -> Calibration:
         made = calibration()
         whole = {**made.facts["hubness"]["whole"], "questions": questions}
-        facts = {**made.facts, "hubness": {**made.facts["hubness"], "whole": whole}, "own_val": own_val}
+        facts = {
+            **made.facts,
+            "hubness": {**made.facts["hubness"], "whole": whole},
+            "own_val": own_val,
+        }
         return Calibration(model, made.vectors, facts)
 
     def kept() -> int:
@@ -146,19 +162,33 @@ def test_what_was_measured_on_little_does_not_replace_what_was_measured_on_more(
     before = keep_calibration(measured(20), path)
     assert before is not None
     assert before.worth() == (False, 500)
-    assert keep_calibration(measured(100, own_val=True), path) is None  # the run's own, though fewer
+    assert (
+        keep_calibration(measured(100, own_val=True), path) is None
+    )  # the run's own, though fewer
     assert keep_calibration(measured(5000), path) is not None
     assert kept() == 100
-    assert keep_calibration(measured(20, model="trained on"), path) is None  # of another model nothing is left
+    assert (
+        keep_calibration(measured(20, model="trained on"), path) is None
+    )  # of another model nothing is left
     assert kept() == 20
     (tmp_path / "file").write_text("")
-    assert keep_calibration(measured(20), tmp_path / "file" / "x") is None  # cannot be written, and nobody minds
+    assert (
+        keep_calibration(measured(20), tmp_path / "file" / "x") is None
+    )  # cannot be written, and nobody minds
 
 
 def calibration(*, used: bool = True) -> Calibration:
     draw = np.random.default_rng(0)
     vectors = {name: unit(draw.standard_normal((20, WIDTH))).astype(np.float16) for name in KINDS}
-    one = {"share": 0.5, "used": used, "usual": 0.2, "t2i_r1": 0.1, "t2i_r1_with": 0.2, "map": 0.1, "map_with": 0.2}
+    one = {
+        "share": 0.5,
+        "used": used,
+        "usual": 0.2,
+        "t2i_r1": 0.1,
+        "t2i_r1_with": 0.2,
+        "map": 0.1,
+        "map_with": 0.2,
+    }
     facts = {
         "format": FORMAT,
         "hubness": {"short_below": 4, **dict.fromkeys(KINDS, one)},
@@ -177,12 +207,20 @@ def test_a_calibration_is_kept_and_one_that_is_damaged_is_not_taken(tmp_path: Pa
     whole = path.read_bytes()
     other_format = whole.replace(b'format\\": 2', b'format\\": 1')
     assert other_format != whole
-    for damaged in (whole[:-10], whole[:50], b"", other_format, whole.replace(b"short_below", b"other_below")):
+    for damaged in (
+        whole[:-10],
+        whole[:50],
+        b"",
+        other_format,
+        whole.replace(b"short_below", b"other_below"),
+    ):
         path.write_bytes(damaged)
         assert read_calibration(path, WIDTH) is None
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -100.0, 10**400], ids=["nan", "inf", "low", "huge"])
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), -100.0, 10**400], ids=["nan", "inf", "low", "huge"]
+)
 @pytest.mark.parametrize("name", ["share", "usual", "t2i_r1_with", "short_below", "vectors"])
 def test_numbers_that_are_none_are_not_taken(name: str, value: object, tmp_path: Path) -> None:
     """A file may come from elsewhere; a search by it would give nonsense."""
@@ -190,7 +228,11 @@ def test_numbers_that_are_none_are_not_taken(name: str, value: object, tmp_path:
     facts = json.loads(json.dumps(made.facts))
     vectors = dict(made.vectors)
     if name == "vectors":
-        vectors["short"] = made.vectors["short"][:0] if value == -100.0 else made.vectors["short"] * np.float16("nan")
+        vectors["short"] = (
+            made.vectors["short"][:0]
+            if value == -100.0
+            else made.vectors["short"] * np.float16("nan")
+        )
     elif name in ("share", "usual", "t2i_r1_with"):
         facts["hubness"]["whole"][name] = value
     else:

@@ -26,7 +26,9 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     draw = np.random.default_rng(2)
     held = [
         low <= 0.4 <= high
-        for low, high in mean_intervals((draw.random((300, 200)) < 0.4).astype(float), np.ones((300, 200)))
+        for low, high in mean_intervals(
+            (draw.random((300, 200)) < 0.4).astype(float), np.ones((300, 200))
+        )
     ]
     assert 0.9 < np.mean(held) < 0.99
 
@@ -34,19 +36,25 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
 def test_images_are_drawn_not_captions() -> None:
     """Five captions that always agree are one answer, so their interval is that of the images."""
     hits = (np.random.default_rng(0).random(100) < 0.5).astype(float)
-    assert bootstrap_interval(5 * hits, np.full(100, 5.0)) == pytest.approx(bootstrap_interval(hits, np.ones(100)))
+    assert bootstrap_interval(5 * hits, np.full(100, 5.0)) == pytest.approx(
+        bootstrap_interval(hits, np.ones(100))
+    )
 
 
 def test_answers_that_all_agree_are_not_certain() -> None:
     counts = np.array([2.0, 3.0, 0.0, 5.0])  # the third image is no question
-    none, every, some = mean_intervals(np.stack([0 * counts, counts, counts - (counts == 5)]), np.stack([counts] * 3))
+    none, every, some = mean_intervals(
+        np.stack([0 * counts, counts, counts - (counts == 5)]), np.stack([counts] * 3)
+    )
     assert none == wilson_interval(0, 3)
     assert every == wilson_interval(3, 3)
     assert none[0] == 0 < none[1] < 1
     assert 0 < some[0] < some[1] == 1
 
 
-def test_each_draw_is_of_as_many_images_and_the_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_draw_is_of_as_many_images_and_the_blocks_do_not_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     whole = np.concatenate(list(resamples(37)))
     assert whole.shape == (1000, 37)
     assert (whole.sum(axis=1) == 37).all()
@@ -62,7 +70,9 @@ def test_many_images_are_drawn_less_often(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_median_interval_is_that_of_medians_of_drawn_values() -> None:
     values, owner = np.array([1, 9, 4, 4, 2, 30]), np.array([0, 0, 1, 1, 2, 2])
-    medians = [np.median(np.repeat(values, w[owner].astype(int))) for block in resamples(3) for w in block]
+    medians = [
+        np.median(np.repeat(values, w[owner].astype(int))) for block in resamples(3) for w in block
+    ]
     _, (found,) = mean_and_median_intervals(np.ones((1, 3)), np.ones((1, 3)), [(values, owner)])
     assert found == np.quantile(medians, [0.025, 0.975]).tolist()
 

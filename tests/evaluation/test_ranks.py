@@ -17,15 +17,20 @@ from tests.conftest import examples
 from .embeddings import noisy_pairs, unit
 
 
-def naive_ranks(images: np.ndarray, texts: np.ndarray, owner: np.ndarray) -> tuple[list[int], list[int]]:
+def naive_ranks(
+    images: np.ndarray, texts: np.ndarray, owner: np.ndarray
+) -> tuple[list[int], list[int]]:
     """One question at a time, one candidate at a time."""
     t2i, i2t = [], []
     for text, mine in zip(texts, owner, strict=True):
         own = float(text @ images[mine])
-        t2i.append(1 + sum(not float(text @ image) < own for at, image in enumerate(images) if at != mine))
+        t2i.append(
+            1 + sum(not float(text @ image) < own for at, image in enumerate(images) if at != mine)
+        )
     for at, image in enumerate(images):
         best = max(
-            (float(text @ image) for text, mine in zip(texts, owner, strict=True) if mine == at), default=-np.inf
+            (float(text @ image) for text, mine in zip(texts, owner, strict=True) if mine == at),
+            default=-np.inf,
         )
         wrong = [float(text @ image) for text, mine in zip(texts, owner, strict=True) if mine != at]
         i2t.append(1 + sum(not score < best for score in wrong))
@@ -34,13 +39,17 @@ def naive_ranks(images: np.ndarray, texts: np.ndarray, owner: np.ndarray) -> tup
 
 @settings(max_examples=examples(40))
 @given(data=st.data())
-def test_ranks_are_those_of_naive_loops_with_ties_and_images_without_captions(data: st.DataObject) -> None:
+def test_ranks_are_those_of_naive_loops_with_ties_and_images_without_captions(
+    data: st.DataObject,
+) -> None:
     pictures, captions = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 15))
     # Small whole numbers: sums are exact, and ties are common.
     rows = st.lists(st.integers(-2, 2).map(float), min_size=3, max_size=3)
     images = np.array(data.draw(st.lists(rows, min_size=pictures, max_size=pictures)))
     texts = np.array(data.draw(st.lists(rows, min_size=captions, max_size=captions)))
-    owner = np.array(data.draw(st.lists(st.integers(0, pictures - 1), min_size=captions, max_size=captions)))
+    owner = np.array(
+        data.draw(st.lists(st.integers(0, pictures - 1), min_size=captions, max_size=captions))
+    )
     block = data.draw(st.integers(1, 8))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK", block)
@@ -48,11 +57,15 @@ def test_ranks_are_those_of_naive_loops_with_ties_and_images_without_captions(da
     assert (t2i.tolist(), i2t.tolist()) == naive_ranks(images, texts, owner)
 
 
-def test_ranks_do_not_depend_on_the_blocks_even_where_candidates_nearly_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_do_not_depend_on_the_blocks_even_where_candidates_nearly_tie(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Equal and nearly equal rows: their float32 products differ in the last bit from one blocking to the next."""
     draw = np.random.default_rng(0)
     few = unit(draw.normal(size=(7, 96)))
-    images = unit(few[draw.integers(7, size=300)] + 1e-7 * draw.normal(size=(300, 96))).astype(np.float32)
+    images = unit(few[draw.integers(7, size=300)] + 1e-7 * draw.normal(size=(300, 96))).astype(
+        np.float32
+    )
     images[150:] = images[draw.integers(150, size=150)]
     owner = draw.integers(300, size=500)
     texts = unit(images[owner] + 1e-7 * draw.normal(size=(500, 96))).astype(np.float32)
@@ -89,7 +102,9 @@ def test_what_is_not_a_number_is_never_found() -> None:
 
 
 def test_memory_is_that_of_a_block_not_of_the_matrix() -> None:
-    images, texts, owner = (rows.astype(np.float32) if rows.dtype == float else rows for rows in noisy_pairs(8000, 1.0))
+    images, texts, owner = (
+        rows.astype(np.float32) if rows.dtype == float else rows for rows in noisy_pairs(8000, 1.0)
+    )
     tracemalloc.start()
     ranks(images, texts, owner)
     peak = tracemalloc.get_traced_memory()[1]
@@ -130,4 +145,6 @@ def test_chance_of_random_embeddings_is_the_chance_that_is_told() -> None:
         (i2t, chance_metrics(2000, np.full(400, 5), (50,))),
     ):
         assert np.median(found) == pytest.approx(told["median_rank"], rel=0.2)
-    assert (i2t <= 50).mean() == pytest.approx(chance_metrics(2000, np.full(400, 5), (50,))["r50"], abs=0.05)
+    assert (i2t <= 50).mean() == pytest.approx(
+        chance_metrics(2000, np.full(400, 5), (50,))["r50"], abs=0.05
+    )

@@ -10,7 +10,12 @@ import pytest
 from lapclip.cli.eval import recall_table
 from lapclip.evaluation import recall_estimate as module
 from lapclip.evaluation.ranks import ranks
-from lapclip.evaluation.recall_estimate import RATINGS, RecallEstimate, design_effect, estimate_recall
+from lapclip.evaluation.recall_estimate import (
+    RATINGS,
+    RecallEstimate,
+    design_effect,
+    estimate_recall,
+)
 from lapclip.evaluation.retrieval import retrieval
 
 from .embeddings import noisy_pairs
@@ -18,7 +23,9 @@ from .embeddings import noisy_pairs
 GOOD = Path(__file__).parents[2] / "docs" / "good.md"
 
 
-def estimate_of(images: np.ndarray, texts: np.ndarray, owner: np.ndarray, chosen: np.ndarray) -> RecallEstimate:
+def estimate_of(
+    images: np.ndarray, texts: np.ndarray, owner: np.ndarray, chosen: np.ndarray
+) -> RecallEstimate:
     """Estimate from the chosen images with their captions."""
     chosen = np.sort(chosen)
     rows = np.flatnonzero(np.isin(owner, chosen))
@@ -52,8 +59,12 @@ def test_among_more_candidates_it_is_the_mean_over_all_choices(
     assert estimate.recall == pytest.approx(np.mean(hits))
 
 
-@pytest.mark.parametrize(("noise", "width", "expected"), [(0.5, 24, 0.08), (0.3, 24, 0.38), (0.3, 64, 0.48)])
-def test_the_predicted_interval_holds_the_recall_among_1000(noise: float, width: int, expected: float) -> None:
+@pytest.mark.parametrize(
+    ("noise", "width", "expected"), [(0.5, 24, 0.08), (0.3, 24, 0.38), (0.3, 64, 0.48)]
+)
+def test_the_predicted_interval_holds_the_recall_among_1000(
+    noise: float, width: int, expected: float
+) -> None:
     images, texts, owner = noisy_pairs(1000, noise, 3, width=width)
     truth = retrieval(images, texts, owner)["t2i_r1"]
     assert truth == pytest.approx(expected, abs=0.01)
@@ -138,4 +149,6 @@ def test_the_table_says_what_it_comes_to_among_1000() -> None:
     assert re.search(r"among 1,000 +\d+\.\d% +\d+\.\d% to \d+\.\d%, predicted: \[bold]\w+", line)
     many = recall_table(retrieval(*noisy_pairs(1000, 1.0), among_1000=True))
     assert any("among 1,000" in line and ", measured: " in line for line in many)
-    assert not any("among" in line for line in recall_table(retrieval(*noisy_pairs(3, 1.0), among_1000=True)))
+    assert not any(
+        "among" in line for line in recall_table(retrieval(*noisy_pairs(3, 1.0), among_1000=True))
+    )

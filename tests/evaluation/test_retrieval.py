@@ -72,7 +72,9 @@ def test_chance_of_several_captions_is_not_that_of_one() -> None:
     assert [scores["chance"], chances["t2i_r1"]] == pytest.approx([1 / 30, 1 / 30])
     assert chances["t2i_r10"] == pytest.approx(10 / 30)
     assert chances["i2t_r1"] == pytest.approx(5 / 150)
-    assert chances["i2t_r5"] == pytest.approx(1 - np.prod([(145 - k) / (150 - k) for k in range(5)]))
+    assert chances["i2t_r5"] == pytest.approx(
+        1 - np.prod([(145 - k) / (150 - k) for k in range(5)])
+    )
     assert chances["t2i_median_rank"] == 15
     assert chances["t2i_mean_reciprocal_rank"] == pytest.approx(np.mean(1 / np.arange(1, 31)))
 
@@ -93,7 +95,9 @@ def test_shared_captions_set_the_ceilings_that_the_best_model_reaches() -> None:
     scores = retrieval(images, texts, owner)
     assert scores["t2i_r1"] <= found["t2i_r1"]
     assert scores["i2t_r1"] == found["i2t_r1"]
-    assert ceilings([["a"], ["b"]]) == dict.fromkeys([f"{way}_r{k}" for way in ("t2i", "i2t") for k in (1, 5, 10)], 1.0)
+    assert ceilings([["a"], ["b"]]) == dict.fromkeys(
+        [f"{way}_r{k}" for way in ("t2i", "i2t") for k in (1, 5, 10)], 1.0
+    )
 
 
 def test_accuracy_in_batches_of_random_embeddings_is_chance() -> None:
@@ -107,7 +111,9 @@ def test_accuracy_in_batches_of_random_embeddings_is_chance() -> None:
 def test_accuracy_in_batches_of_one_partition_is_plain_accuracy() -> None:
     images, texts, _ = noisy_pairs(24, 1.0)
     scores = texts @ images.T
-    right = ((scores.argmax(1) == np.arange(24)).mean() + (scores.argmax(0) == np.arange(24)).mean()) / 2
+    right = (
+        (scores.argmax(1) == np.arange(24)).mean() + (scores.argmax(0) == np.arange(24)).mean()
+    ) / 2
     assert batch_accuracy(images, texts, 24, repeats=3)["accuracy"] == pytest.approx(right)
 
 

@@ -52,7 +52,9 @@ NOUNS = (
 )  # fmt: skip
 
 
-def made_captions(nouns: Sequence[str], templates: Sequence[str], images: int = 120) -> list[list[str]]:
+def made_captions(
+    nouns: Sequence[str], templates: Sequence[str], images: int = 120
+) -> list[list[str]]:
     """One caption an image: so few that function words do not show themselves by their neighbors."""
     draw = np.random.default_rng(0)
     captions = []
@@ -86,14 +88,22 @@ def test_very_common_words_of_another_language_are_no_queries() -> None:
 
 
 def test_fewer_than_thirty_content_words_give_no_figure() -> None:
-    templates = ("the {} is in front of the {}", "a {} with a {} on it", "some {} near their {} and them")
+    templates = (
+        "the {} is in front of the {}",
+        "a {} with a {} on it",
+        "some {} near their {} and them",
+    )
     few = short_questions(made_captions(NOUNS[:25], templates, 300))
     assert few is None
     assert short_questions(made_captions(NOUNS[:32], templates, 300)) is not None
 
 
 def test_phrases_are_scored_beside_words() -> None:
-    colors = ("the red {} in front of the green {}", "the blue {} on the white {}", "the old {} by the new {}")
+    colors = (
+        "the red {} in front of the green {}",
+        "the blue {} on the white {}",
+        "the old {} by the new {}",
+    )
     questions = short_questions(made_captions(NOUNS, colors, 600))
     assert questions is not None
     assert {"the red dog", "the green kite"} <= set(questions.texts[questions.words :])
@@ -102,7 +112,9 @@ def test_phrases_are_scored_beside_words() -> None:
     assert found["phrases"]["questions"] == len(questions.texts) - questions.words >= 30
 
 
-def test_average_precision_is_that_of_plain_loops_and_a_tie_counts_against_the_model(monkeypatch) -> None:
+def test_average_precision_is_that_of_plain_loops_and_a_tie_counts_against_the_model(
+    monkeypatch,
+) -> None:
     draw = np.random.default_rng(0)
     scores, right = draw.integers(0, 6, (20, 40)).astype(float), draw.random((20, 40)) < 0.2
     right[:, 0] = True
@@ -123,19 +135,29 @@ def test_what_chance_gives_is_the_mean_over_random_orders() -> None:
     drawn = average_precisions(orders, np.broadcast_to(right, orders.shape)).mean()
     groups = [(np.array([8]), np.array([3])), (np.array([22]), np.array([1]))]
     assert expected_average_precisions(groups)[0] == pytest.approx(drawn, abs=0.005)
-    alone = average_precisions(draw.random((20_000, 30)), np.broadcast_to(right, orders.shape)).mean()
-    assert expected_average_precisions([(np.array([30]), np.array([4]))])[0] == pytest.approx(alone, abs=0.005)
+    alone = average_precisions(
+        draw.random((20_000, 30)), np.broadcast_to(right, orders.shape)
+    ).mean()
+    assert expected_average_precisions([(np.array([30]), np.array([4]))])[0] == pytest.approx(
+        alone, abs=0.005
+    )
 
 
 def test_a_perfect_model_has_one_a_collapsed_one_less_than_chance_and_random_ones_chance() -> None:
     questions = short_questions(captions())
     assert questions is not None
-    images = unit(np.concatenate([questions.right_QN.T, 0.01 * np.ones((250, 1))], axis=1).astype(float))
-    texts = np.concatenate([np.eye(len(questions.texts)), np.zeros((len(questions.texts), 1))], axis=1)
+    images = unit(
+        np.concatenate([questions.right_QN.T, 0.01 * np.ones((250, 1))], axis=1).astype(float)
+    )
+    texts = np.concatenate(
+        [np.eye(len(questions.texts)), np.zeros((len(questions.texts), 1))], axis=1
+    )
     found = evaluate_short_questions(images, texts, questions)
     assert found["map"] == found["first_five"] == 1.0
     assert found["questions"] == questions.words >= 25
-    collapsed = evaluate_short_questions(np.ones((250, 4)) / 2, np.ones((len(texts), 4)) / 2, questions)
+    collapsed = evaluate_short_questions(
+        np.ones((250, 4)) / 2, np.ones((len(texts), 4)) / 2, questions
+    )
     assert collapsed["map"] < collapsed["chance"]
     assert collapsed["first_five"] == 0.0
     draw = np.random.default_rng(0)
@@ -149,15 +171,23 @@ def test_a_perfect_model_has_one_a_collapsed_one_less_than_chance_and_random_one
 def test_words_alone_read_one_caption_and_are_scored_on_the_others() -> None:
     questions = short_questions(captions())
     assert questions is not None
-    things = [at for at, text in enumerate(questions.texts) if "thing" in text and " " not in text[2:]]
+    things = [
+        at for at, text in enumerate(questions.texts) if "thing" in text and " " not in text[2:]
+    ]
     texts = np.zeros((len(questions.texts), 8))
     texts[:, 0] = 1
     images = unit(np.ones((250, 8)))
     found = evaluate_short_questions(images, texts, questions)
     assert found["map_others"] is not None
-    assert found["map"] < found["words_alone"] < 1.0  # where it is, others say otherwise; what it is, all say
-    sure = module._words_alone(np.zeros((len(things), 250)), questions.select(slice(things[0], things[-1] + 1)))
+    assert (
+        found["map"] < found["words_alone"] < 1.0
+    )  # where it is, others say otherwise; what it is, all say
+    sure = module._words_alone(
+        np.zeros((len(things), 250)), questions.select(slice(things[0], things[-1] + 1))
+    )
     assert sure["words_alone"] == pytest.approx(1.0)
     single = short_questions(captions(each=1))
     assert single is not None
-    assert evaluate_short_questions(images, texts[: len(single.texts)], single)["words_alone"] is None
+    assert (
+        evaluate_short_questions(images, texts[: len(single.texts)], single)["words_alone"] is None
+    )

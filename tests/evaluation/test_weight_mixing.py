@@ -23,7 +23,9 @@ from lapclip.model.pretrained_towers import FACTORY, TowerSpec
 from lapclip.model.shapes import SHAPES
 
 ALPHAS = [0.0, 0.3, 1.0]
-CAPTIONS = [f"a red cat and {'very ' * (number % 5)}blue dogs number {'i' * number}" for number in range(40)]
+CAPTIONS = [
+    f"a red cat and {'very ' * (number % 5)}blue dogs number {'i' * number}" for number in range(40)
+]
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
 BATCH = 4
 TINY = SHAPES["tiny"]
@@ -46,7 +48,10 @@ def changed(start: Embedder, *beginnings: str) -> Embedder:
     with torch.no_grad():
         for number, (name, parameter) in enumerate(end.model.named_parameters()):
             if name.startswith(beginnings):
-                parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+                parameter.add_(
+                    0.1
+                    * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+                )
     return end
 
 
@@ -75,7 +80,9 @@ def test_the_ends_are_exact_and_between_them_every_tensor_is_on_the_line() -> No
         ((), 2, 2),
     ],
 )
-def test_sharing_what_is_equal_changes_nothing(differ: tuple[str, ...], image: int, text: int) -> None:
+def test_sharing_what_is_equal_changes_nothing(
+    differ: tuple[str, ...], image: int, text: int
+) -> None:
     start = embedder()
     blend = Blend(start, changed(start, *differ))
     assert blend.blocks == {"image": image, "text": text}
@@ -95,14 +102,24 @@ def test_what_is_equal_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None
     begun: list[int] = []
     begin = blend.embedder.model.image.begin
     monkeypatch.setattr(
-        blend.embedder.model.image, "begin", lambda *given: begun.append(len(given[0])) or begin(*given)
+        blend.embedder.model.image,
+        "begin",
+        lambda *given: begun.append(len(given[0])) or begin(*given),
     )
     blend.encode_pixels(PIXELS, ALPHAS, quiet)
     assert begun == [BATCH] * 10  # not thirty times
     parameters = dict(blend.embedder.model.named_parameters())
-    again = [p for name, p in parameters.items() if name.startswith(("image.transformer.blocks.1", "image.ln_post"))]
-    heads = [parameters[name] for name in ("image.projection", "text.projection", "text.ln_final.weight")]
-    assert blend.repeated_parameters() == sum(p.numel() for p in (*again, *heads)) + 64  # the bias of ln_final
+    again = [
+        p
+        for name, p in parameters.items()
+        if name.startswith(("image.transformer.blocks.1", "image.ln_post"))
+    ]
+    heads = [
+        parameters[name] for name in ("image.projection", "text.projection", "text.ln_final.weight")
+    ]
+    assert (
+        blend.repeated_parameters() == sum(p.numel() for p in (*again, *heads)) + 64
+    )  # the bias of ln_final
 
 
 def test_a_tower_that_is_equal_throughout_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +127,9 @@ def test_a_tower_that_is_equal_throughout_is_run_once(monkeypatch: pytest.Monkey
     blend = Blend(start, changed(start, "image.projection"))
     finished: list[int] = []
     finish = blend.embedder.model.text.finish
-    monkeypatch.setattr(blend.embedder.model.text, "finish", lambda *given: finished.append(1) or finish(*given))
+    monkeypatch.setattr(
+        blend.embedder.model.text, "finish", lambda *given: finished.append(1) or finish(*given)
+    )
     rows = blend.encode_text(CAPTIONS, ALPHAS, quiet)
     assert len(finished) == 10
     np.testing.assert_array_equal(rows[0], rows[2])
@@ -144,8 +163,12 @@ class Foreign(nn.Module):
 def test_foreign_towers_share_their_first_blocks(taps: str, block: int) -> None:
     torch.manual_seed(0)
     spec = TowerSpec(kind=FACTORY, name="foreign")
-    start = embedder(replace(TINY, image_from="foreign", image_taps=taps), networks={"image": (Foreign(), spec)})
-    end = embedder(replace(TINY, image_from="foreign", image_taps=taps), networks={"image": (Foreign(), spec)})
+    start = embedder(
+        replace(TINY, image_from="foreign", image_taps=taps), networks={"image": (Foreign(), spec)}
+    )
+    end = embedder(
+        replace(TINY, image_from="foreign", image_taps=taps), networks={"image": (Foreign(), spec)}
+    )
     end.model.load_state_dict(start.model.state_dict())
     with torch.no_grad():
         backbone: Any = end.model.image.backbone
@@ -159,7 +182,9 @@ def test_foreign_towers_share_their_first_blocks(taps: str, block: int) -> None:
 
 def test_models_of_another_form_are_refused_with_the_first_difference() -> None:
     start, wider = embedder(), embedder(replace(TINY, embedding=32))
-    with pytest.raises(RunError, match=r"image.projection has shape \(64, 64\) in the start, has shape \(64, 32\)"):
+    with pytest.raises(
+        RunError, match=r"image.projection has shape \(64, 64\) in the start, has shape \(64, 32\)"
+    ):
         Blend(start, wider)
     deeper = embedder(replace(TINY, image_layers=3))
     with pytest.raises(RunError, match=r"blocks.2.attention.out.bias is missing in the start"):

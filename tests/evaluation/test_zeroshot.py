@@ -16,11 +16,15 @@ from lapclip.prompts import TEMPLATES, class_embeddings, read_templates
 from .embeddings import unit
 
 
-def answers(count: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+def answers(
+    count: int, classes: int, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
     """Images near their class, some of them far from it; classes of different sizes, the last one empty."""
     draw = np.random.default_rng(seed)
     rows = unit(draw.normal(size=(classes, 12)))
-    labels = np.minimum(draw.integers(classes - 1, size=count), draw.integers(classes - 1, size=count))
+    labels = np.minimum(
+        draw.integers(classes - 1, size=count), draw.integers(classes - 1, size=count)
+    )
     return (
         unit(rows[labels] + 0.6 * draw.normal(size=(count, 12))),
         rows,
@@ -29,7 +33,9 @@ def answers(count: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.nda
     )
 
 
-def zeroshot(images: np.ndarray, classes: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+def zeroshot(
+    images: np.ndarray, classes: np.ndarray, labels: np.ndarray, names: Sequence[str]
+) -> dict[str, Any]:
     return zeroshot_of(class_answers(images, classes, labels), labels, names)
 
 
@@ -44,7 +50,12 @@ def test_scores_are_those_of_sorting_the_classes_for_each_image() -> None:
     assert found["top5"] == pytest.approx(np.mean(five))
     recalls = [first[labels == label].mean() for label in range(8)]
     assert [entry["recall"] for entry in found["per_class"][:8]] == pytest.approx(recalls)
-    assert found["per_class"][8] == {"name": "class 8", "pictures": 0, "recall": None, "interval": [0.0, 1.0]}
+    assert found["per_class"][8] == {
+        "name": "class 8",
+        "pictures": 0,
+        "recall": None,
+        "interval": [0.0, 1.0],
+    }
     assert found["mean_per_class"] == pytest.approx(np.mean(recalls))
     taken = Counter((int(label), int(row[0])) for row, label in zip(order, labels, strict=True))
     assert found["confusion"] == [[*kind, times] for kind, times in sorted(taken.items())]

@@ -33,7 +33,9 @@ def test_one_tower_that_is_not_close_is_enough_to_fail(tower: str, cosine: float
 
 
 @pytest.mark.parametrize(("wrong", "passes"), [(2, True), (3, False)])
-def test_more_than_a_point_of_recall_fails_though_both_towers_are_close(wrong: int, passes: bool) -> None:
+def test_more_than_a_point_of_recall_fails_though_both_towers_are_close(
+    wrong: int, passes: bool
+) -> None:
     images = TRUTH.images.copy()
     second = np.arange(1, 2 * wrong, 2)  # hardly differ from the images before them
     images[second] = 0.999 * images[second - 1] + (1 - 0.999**2) ** 0.5 * images[second]
@@ -50,4 +52,6 @@ def test_more_than_a_point_of_recall_fails_though_both_towers_are_close(wrong: i
 
 
 def test_cosines_do_not_depend_on_length() -> None:
-    assert cosines(TRUTH.images, 3 * turned(TRUTH.images, 0.5)) == pytest.approx({"mean": 0.5, "worst": 0.5})
+    assert cosines(TRUTH.images, 3 * turned(TRUTH.images, 0.5)) == pytest.approx(
+        {"mean": 0.5, "worst": 0.5}
+    )

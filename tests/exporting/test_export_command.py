@@ -27,7 +27,14 @@ def test_a_run_leaves_as_int8_with_its_loss_measured(trained: Path, here: Path) 
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     names = {Path(path).name for path in result["files"]}
-    assert names >= {"image.onnx", "text.onnx", "lapclip.json", "tokenizer.json", "README.md", "example.py"}
+    assert names >= {
+        "image.onnx",
+        "text.onnx",
+        "lapclip.json",
+        "tokenizer.json",
+        "README.md",
+        "example.py",
+    }
     folder = Path("runs/mine/exported/onnx-int8")
     assert names <= WRITTEN
     assert {Path(path).parent for path in result["files"]} == {folder}
@@ -44,10 +51,15 @@ def test_a_run_leaves_as_int8_with_its_loss_measured(trained: Path, here: Path) 
         result["recall_after"] >= result["recall_before"] - MOST_LOST
         and min(one["mean"] for one in result["cosine"].values()) >= 0.995
     )
-    assert json.loads((folder / "lapclip.json").read_text())["check"]["recall_after"] == result["recall_after"]
+    assert (
+        json.loads((folder / "lapclip.json").read_text())["check"]["recall_after"]
+        == result["recall_after"]
+    )
 
     # What the account says of recall is what evaluating the folder itself gives.
-    wanted = EvaluationRequest(str(folder), "scenes", split="test", settings=("data.train_pairs=64",))
+    wanted = EvaluationRequest(
+        str(folder), "scenes", split="test", settings=("data.train_pairs=64",)
+    )
     found = evaluate(wanted)["evaluation"]
     assert found["candidates"] == result["candidates"]
     assert found["t2i_r1"] == pytest.approx(result["recall_after"], abs=1e-9)
@@ -65,8 +77,19 @@ def test_a_run_leaves_as_int8_with_its_loss_measured(trained: Path, here: Path) 
 
 
 def test_every_format_is_named_by_the_help_and_where_another_is_asked_for(here: Path) -> None:
-    assert known_formats().keys() == {"onnx", "onnx-int8", "coreml", "coreml-int8", "openclip", "huggingface"}
+    assert known_formats().keys() == {
+        "onnx",
+        "onnx-int8",
+        "coreml",
+        "coreml-int8",
+        "openclip",
+        "huggingface",
+    }
     with pytest.raises(ConfigError, match="NOPE") as refused:
         find_format("NOPE")
-    for text in (str(refused.value), command("export", "--help").stdout, command("export", "--to", "NOPE").stderr):
+    for text in (
+        str(refused.value),
+        command("export", "--help").stdout,
+        command("export", "--to", "NOPE").stderr,
+    ):
         assert all(name in text for name in known_formats())

@@ -13,7 +13,9 @@ import pytest
 
 from ..conftest import lapclip
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit and no such signal")
+pytestmark = pytest.mark.skipif(
+    sys.platform == "win32", reason="Windows has no such limit and no such signal"
+)
 KILLED_BETWEEN_RENAMES = """
 import os, signal, sys
 from lapclip.cli import main
@@ -62,7 +64,9 @@ def test_an_export_killed_between_its_renames_keeps_the_older_one(mine: Path) ->
     assert killed.returncode == -signal.SIGKILL
     assert not (mine / "out").exists()
 
-    full = run_program(FULL_DISK, "50000", *arguments, "--force")  # the next export writes nothing either
+    full = run_program(
+        FULL_DISK, "50000", *arguments, "--force"
+    )  # the next export writes nothing either
     assert full.returncode == 2, full.stderr
     assert files_of(mine / "out") == before
     refused = lapclip(*arguments)

@@ -27,7 +27,9 @@ PAIRS = Pairs(IMAGES, [(caption,) for caption in CAPTIONS])
 @pytest.mark.parametrize("to", ["coreml", "coreml-int8"])
 def test_packages_have_the_form_and_the_weights_that_were_meant(to: str, tmp_path: Path) -> None:
     ours = embedder(replace(SHAPE, text_heads=2), characters())
-    result = write_and_check(find_format(to), Job(ours, tmp_path, CheckPairs(PAIRS, PAIRS, "noise")))
+    result = write_and_check(
+        find_format(to), Job(ours, tmp_path, CheckPairs(PAIRS, PAIRS, "noise"))
+    )
     small = to == "coreml-int8"
     for tower, found in result["structure"].items():
         assert found["weights"] >= 6, tower

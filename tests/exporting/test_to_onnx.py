@@ -40,10 +40,17 @@ pytest.importorskip("onnxruntime", reason="needs the extra export")
 pytest.importorskip("onnxscript", reason="needs the extra export")
 
 SMALL = replace(SHAPE, crop_share=32 / 36, pixel_mean="0.5 0.4 0.3", colours="srgb")
-CONVOLUTIONS = replace(SHAPES["photos"], image_size=32, image_width=16, image_layers=4, text_width=16, text_heads=1)
+CONVOLUTIONS = replace(
+    SHAPES["photos"], image_size=32, image_width=16, image_layers=4, text_width=16, text_heads=1
+)
 DRAW = np.random.default_rng(0)
 IMAGES = DRAW.integers(0, 256, (32, 32, 32, 3), dtype=np.uint8)
-WORDS = ["a red cat", "the small dog on the left at night", "a house", "the blue tree and the yellow cat in the day"]
+WORDS = [
+    "a red cat",
+    "the small dog on the left at night",
+    "a house",
+    "the blue tree and the yellow cat in the day",
+]
 
 
 def foreign(folder: Path) -> Embedder:
@@ -68,9 +75,14 @@ ALWAYS = ("transformer", "foreign")
 
 
 @pytest.fixture(
-    scope="module", params=[kind if kind in ALWAYS else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+    scope="module",
+    params=[
+        kind if kind in ALWAYS else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS
+    ],
 )
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Embedder, Path]:
+def exported(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Embedder, Path]:
     """A model in torch, and its folder in float32."""
     folder = tmp_path_factory.mktemp(request.param)
     ours = KINDS[request.param](folder)
@@ -95,7 +107,9 @@ def test_both_towers_give_what_torch_gives(exported: tuple[Embedder, Path], batc
         np.testing.assert_allclose(there.embed_tokens(tokens), ours.embed_tokens(tokens), atol=1e-5)
 
 
-def test_paths_and_captions_are_taken_as_by_the_model_itself(exported: tuple[Embedder, Path], tmp_path: Path) -> None:
+def test_paths_and_captions_are_taken_as_by_the_model_itself(
+    exported: tuple[Embedder, Path], tmp_path: Path
+) -> None:
     ours, folder = exported
     Image.fromarray(DRAW.integers(0, 256, (50, 70, 3), dtype=np.uint8)).save(tmp_path / "a.png")
     there = open_exported(folder)
@@ -111,7 +125,10 @@ def test_int8_is_smaller_and_close(exported: tuple[Embedder, Path], tmp_path: Pa
     captions = [(WORDS[at % 4],) for at in range(32)]
     write_tokenizers(tmp_path, ours.tokenizer)
     chosen = write_int8(ours, tmp_path, Pairs(IMAGES, captions), quiet)
-    assert all(tower["numbers"] == FLOAT or tower["numbers"].startswith("int8") for tower in chosen.values())
+    assert all(
+        tower["numbers"] == FLOAT or tower["numbers"].startswith("int8")
+        for tower in chosen.values()
+    )
     described = {tower: {**about, **chosen[tower]} for tower, about in interface(ours).items()}
     write_json(tmp_path / DESCRIPTION, describe(ours, "onnx-int8", described))
     there = open_exported(tmp_path)
@@ -123,7 +140,9 @@ def test_int8_is_smaller_and_close(exported: tuple[Embedder, Path], tmp_path: Pa
         assert ways[FLOAT]["cosine"] > 0.999
         if about["numbers"] != FLOAT:
             small, large = (folder / f"{tower}.onnx" for folder in (tmp_path, plain))
-            assert small.stat().st_size < 0.7 * large.stat().st_size  # these are too small for the graph not to count
+            assert (
+                small.stat().st_size < 0.7 * large.stat().st_size
+            )  # these are too small for the graph not to count
 
 
 def ways_tried(ours: Embedder, folder: Path) -> dict[str, tuple[str, dict[str, float]]]:
@@ -138,7 +157,9 @@ def ways_tried(ours: Embedder, folder: Path) -> dict[str, tuple[str, dict[str, f
 @pytest.mark.slow
 def test_products_stay_in_float32_where_the_others_keep_the_embeddings(tmp_path: Path) -> None:
     ours = foreign(tmp_path)
-    blocks: list[Any] = [part for part in ours.model.text.modules() if hasattr(part, "intermediate")]
+    blocks: list[Any] = [
+        part for part in ours.model.text.modules() if hasattr(part, "intermediate")
+    ]
     assert len(blocks) == 3
     with torch.no_grad():
         for block in blocks:
@@ -158,18 +179,25 @@ def test_weights_alone_are_rounded_where_nothing_else_keeps_the_embeddings(tmp_p
     ours = both(tiny_text(tmp_path / "bert"))[1]
     network: Any = next(part for part in ours.model.image.modules() if isinstance(part, TinyImage))
     with torch.no_grad():
-        network.stem.weight[0].mul_(1e4)  # a channel of another scale than the others, which later parts undo
+        network.stem.weight[0].mul_(
+            1e4
+        )  # a channel of another scale than the others, which later parts undo
         for part in (network.after, *(stage.convolution for stage in network.stages)):
             part.weight[:, 0].mul_(1e-4)
     numbers, found = ways_tried(ours, tmp_path)["image"]
     assert numbers == "int8, weights"
-    assert [*found] == [FLOAT, *(str(way) for step in ladder(tmp_path / "tried" / "image.onnx") for way in step)]
+    assert [*found] == [
+        FLOAT,
+        *(str(way) for step in ladder(tmp_path / "tried" / "image.onnx") for way in step),
+    ]
     assert all(cosine < 0.99 for way, cosine in found.items() if way.startswith("static"))
     small, large = (tmp_path / path for path in ("image.onnx", "tried/image.onnx"))
     assert small.stat().st_size < 0.7 * large.stat().st_size
 
 
-def test_what_bounds_a_product_is_rounded_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_bounds_a_product_is_rounded_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     layers = [part for _ in range(4) for part in (nn.Conv2d(8, 8, 3), nn.Hardtanh(0.0, 1.0))]
     network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten())
@@ -195,7 +223,11 @@ def tried(way: str, cosine: float, lost: float, ms: float) -> Tried:
 
 
 def test_the_fastest_of_those_that_keep_the_embeddings_is_taken() -> None:
-    plain, close, fast = tried(FLOAT, 1, 0, 5), tried("dynamic", 0.999, 0.005, 3), tried("static", 0.996, 0, 2)
+    plain, close, fast = (
+        tried(FLOAT, 1, 0, 5),
+        tried("dynamic", 0.999, 0.005, 3),
+        tried("static", 0.996, 0, 2),
+    )
     assert choose("image", {one.way: one for one in (plain, close, fast)})[0] == "static"
     lossy = replace(fast, cosine=0.99)
     assert choose("image", {one.way: one for one in (plain, close, lossy)})[0] == "dynamic"
@@ -237,16 +269,25 @@ def test_the_example_runs_by_itself_and_agrees(tmp_path: Path) -> None:
         assert abs(found[caption] - score) < 0.01
     assert lines[0][2] == words[int(own.argmax())]
     wrong = subprocess.run(
-        [sys.executable, str(folder / "example.py"), "nothere.jpg", "a dog"], capture_output=True, text=True
+        [sys.executable, str(folder / "example.py"), "nothere.jpg", "a dog"],
+        capture_output=True,
+        text=True,
     )
     assert wrong.returncode == 1
     assert "nothere.jpg" in wrong.stderr
     assert len(wrong.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("after", "said"), [(100, "4.00x smaller"), (404, "1.01x larger"), (400, "the same")])
+@pytest.mark.parametrize(
+    ("after", "said"), [(100, "4.00x smaller"), (404, "1.01x larger"), (400, "the same")]
+)
 def test_a_file_that_grew_is_not_called_smaller(after: int, said: str) -> None:
-    result = {"checked_on": "noise", "intervals": {"recall_before": (0, 1)}, "recall_before": 0.5, "recall_after": None}
+    result = {
+        "checked_on": "noise",
+        "intervals": {"recall_before": (0, 1)},
+        "recall_before": 0.5,
+        "recall_after": None,
+    }
     sizes = {"weights_bytes_before": 400, "weights_bytes": after, "latency": [], "cosine": None}
     assert any(line.endswith(said) for line in table_lines({**result, **sizes}))
 

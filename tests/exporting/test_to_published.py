@@ -17,7 +17,13 @@ import lapclip
 from lapclip.commands.evaluate import EvaluationRequest, evaluate
 from lapclip.commands.export import export
 from lapclip.data.dataset import Pairs
-from lapclip.data.tokenizers import BytePairTokenizer, Tokenizer, clip_tokenizer, count_words, learn_bpe
+from lapclip.data.tokenizers import (
+    BytePairTokenizer,
+    Tokenizer,
+    clip_tokenizer,
+    count_words,
+    learn_bpe,
+)
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import ConfigError, WeightsError
 from lapclip.exporting import CheckPairs, Job, Written, find_format
@@ -65,7 +71,9 @@ def test_a_siglip_goes_there_and_back_to_the_last_bit(
     assert shape == replace(ours.model.shape, **changed)
     assert any("GELU" in note for note in notes) == bool(changed)
     assert tokenizer.to_dict() == ours.tokenizer.to_dict()
-    assert all(torch.equal(tensors[name], tensor) for name, tensor in ours.model.state_dict().items())
+    assert all(
+        torch.equal(tensors[name], tensor) for name, tensor in ours.model.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("kind", ["siglip", "siglip2"])
@@ -76,24 +84,34 @@ def test_transformers_loads_a_siglip_with_its_tokenizer(kind: str, tmp_path: Pat
     model = transformers.SiglipModel.from_pretrained(tmp_path / "there").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
     captions = [*CAPTIONS, "", "x_y  &"]
-    tokens = tokenizer(captions, padding="max_length", truncation=True, return_tensors="pt")["input_ids"]
+    tokens = tokenizer(captions, padding="max_length", truncation=True, return_tensors="pt")[
+        "input_ids"
+    ]
     np.testing.assert_array_equal(tokens.numpy(), ours.tokenizer.batch(captions, ours.context))
     with torch.inference_mode():
-        text = torch.nn.functional.normalize(model.get_text_features(input_ids=tokens).pooler_output, dim=-1)
+        text = torch.nn.functional.normalize(
+            model.get_text_features(input_ids=tokens).pooler_output, dim=-1
+        )
     np.testing.assert_allclose(text.numpy(), ours.encode_text(captions), atol=1e-5)
-    assert (model.logit_scale.exp().item(), model.logit_bias.item()) == pytest.approx(tuple(ours.logits()))
+    assert (model.logit_scale.exp().item(), model.logit_bias.item()) == pytest.approx(
+        tuple(ours.logits())
+    )
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("to", FORMATS)
-def test_there_and_back_is_the_same_model_to_the_last_bit(to: str, kind: str, tmp_path: Path) -> None:
+def test_there_and_back_is_the_same_model_to_the_last_bit(
+    to: str, kind: str, tmp_path: Path
+) -> None:
     shape = replace(SHAPE, pixel_mean="0.5 0.5 0.5", interpolation="bilinear", resize="squash")
     ours = embedder(shape, TOKENIZERS[kind]())
     write(ours, to, tmp_path / "there")
     shape, tensors, tokenizer, _ = read_model(tmp_path / "there")
     assert shape == ours.model.shape
     assert tokenizer.to_dict() == ours.tokenizer.to_dict()
-    assert all(torch.equal(tensors[name], tensor) for name, tensor in ours.model.state_dict().items())
+    assert all(
+        torch.equal(tensors[name], tensor) for name, tensor in ours.model.state_dict().items()
+    )
     again = lapclip.load(tmp_path / "there")
     np.testing.assert_array_equal(again.encode_text(CAPTIONS), ours.encode_text(CAPTIONS))
     assert again.fingerprint() == ours.fingerprint()
@@ -105,7 +123,9 @@ def test_a_learnt_bias_goes_there_and_back(to: str, tmp_path: Path) -> None:
     assert ours.model.logit_bias is not None
     bias = ours.model.logit_bias.item()
     notes = write(ours, to, tmp_path / "there").notes
-    assert any("logit_bias" in note for note in notes) == (to == "huggingface")  # a CLIPModel passes over it
+    assert any("logit_bias" in note for note in notes) == (
+        to == "huggingface"
+    )  # a CLIPModel passes over it
     assert load_torch(tmp_path / "there").fingerprint() == ours.fingerprint()
     if to == "openclip":
         config = json.loads((tmp_path / "there" / "open_clip_config.json").read_text())
@@ -119,7 +139,9 @@ def test_a_learnt_bias_goes_there_and_back(to: str, tmp_path: Path) -> None:
             theirs = model.get_image_features(pixel_values=pixels)
             theirs = getattr(theirs, "pooler_output", theirs)
             images = ours.model.encode_image(pixels)
-        np.testing.assert_allclose(torch.nn.functional.normalize(theirs, dim=-1).numpy(), images.numpy(), atol=1e-5)
+        np.testing.assert_allclose(
+            torch.nn.functional.normalize(theirs, dim=-1).numpy(), images.numpy(), atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -136,7 +158,9 @@ def test_transformers_loads_what_we_write_and_embeds_the_same(kind: str, tmp_pat
         assert row[: len(tokens)] == tokens, caption
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        found = model(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], pixel_values=pixels)
+        found = model(
+            input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], pixel_values=pixels
+        )
         images = ours.model.encode_image(pixels)
     np.testing.assert_allclose(found.text_embeds.numpy(), ours.encode_text(CAPTIONS), atol=1e-5)
     np.testing.assert_allclose(found.image_embeds.numpy(), images.numpy(), atol=1e-5)
@@ -152,14 +176,23 @@ def test_transformers_sees_images_as_we_do(tmp_path: Path) -> None:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 131, 3), dtype=np.uint8))
     theirs = torch.as_tensor(np.asarray(processor(image)["pixel_values"][0]))
     ours = normalise(torch.from_numpy(middle_square(image, View.of(shape)))[None], shape)[0]
-    assert (theirs - ours).abs().max() <= 1.01 / 255 / 0.26  # a step of 256, as torch and Pillow round differently
+    assert (
+        theirs - ours
+    ).abs().max() <= 1.01 / 255 / 0.26  # a step of 256, as torch and Pillow round differently
 
 
 def test_transformers_own_model_is_read(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     config = transformers.CLIPConfig(
-        text_config=sizes, vision_config=sizes | {"image_size": 32, "patch_size": 8}, projection_dim=16
+        text_config=sizes,
+        vision_config=sizes | {"image_size": 32, "patch_size": 8},
+        projection_dim=16,
     )
     torch.manual_seed(0)
     model = transformers.CLIPModel(config).eval()
@@ -185,7 +218,9 @@ def test_what_cannot_be_expressed_is_said(tmp_path: Path) -> None:
 
 
 def test_a_tower_of_convolutions_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
-    shape = replace(SHAPES["photos"], vocabulary=100, image_width=4, image_layers=4, text_width=8, text_heads=1)
+    shape = replace(
+        SHAPES["photos"], vocabulary=100, image_width=4, image_layers=4, text_width=8, text_heads=1
+    )
     save_own(embedder(shape, characters()), tmp_path / "own")
     with pytest.raises(WeightsError, match=r"convolutions.*openclip"):
         export(str(tmp_path / "own"), "openclip", tmp_path / "there")
@@ -252,7 +287,9 @@ def test_the_command_exports_a_run_and_evaluates_what_it_wrote(trained: Path, he
     result = json.loads(done.stdout)
     assert result["format"] == "openclip"
     assert "mine/open_clip_model.safetensors" in [Path(path).as_posix() for path in result["files"]]
-    wanted = EvaluationRequest("mine", "scenes", split="val", device="cpu", settings=("data.train_pairs=64",))
+    wanted = EvaluationRequest(
+        "mine", "scenes", split="val", device="cpu", settings=("data.train_pairs=64",)
+    )
     assert evaluate(wanted)["evaluation"]["candidates"] > 0
 
 
@@ -261,7 +298,9 @@ def test_a_full_disk_leaves_nothing_and_says_what_to_do(
     to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(WeightsError, match="No space left") as told:

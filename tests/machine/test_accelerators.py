@@ -36,7 +36,12 @@ def test_nvidia_smi_rows() -> None:
         "driver": "560.35.03",
     }
     assert second["memory_bytes"] is None
-    assert parse_nvidia_smi("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n") == []
+    assert (
+        parse_nvidia_smi(
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"
+        )
+        == []
+    )
 
 
 def test_macos_gpus() -> None:
@@ -99,7 +104,9 @@ def test_a_card_is_listed_with_its_memory_and_driver(monkeypatch: pytest.MonkeyP
     }
 
 
-def test_a_card_counts_joules_heat_and_throttling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_card_counts_joules_heat_and_throttling(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     module = pretend(monkeypatch)
     energy, sensors = Energy(tmp_path), Sensors()
     module.__dict__["nvmlDeviceGetTotalEnergyConsumption"] = lambda card: 12_500
@@ -126,7 +133,11 @@ def test_what_a_card_does_not_know_is_none(monkeypatch: pytest.MonkeyPatch, tmp_
     def unsupported(*_):
         raise module.NVMLError("Not Supported")
 
-    for name in ("nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetTemperature", "nvmlDeviceGetMemoryInfo"):
+    for name in (
+        "nvmlDeviceGetTotalEnergyConsumption",
+        "nvmlDeviceGetTemperature",
+        "nvmlDeviceGetMemoryInfo",
+    ):
         module.__dict__[name] = unsupported
     (card,) = nvidia_gpus()
     assert card.joules is None

@@ -15,7 +15,11 @@ def test_updates_and_state_are_torchs_own(fused: bool) -> None:
     for kind in (torch.optim.AdamW, AdamW):
         torch.manual_seed(1)
         weights = [torch.randn(4, 3, requires_grad=True), torch.randn(3, requires_grad=True)]
-        optimizer = kind([{"params": weights[:1]}, {"params": weights[1:], "weight_decay": 0.0}], 0.1, fused=fused)
+        optimizer = kind(
+            [{"params": weights[:1]}, {"params": weights[1:], "weight_decay": 0.0}],
+            0.1,
+            fused=fused,
+        )
         for step in range(4):
             optimizer.zero_grad()
             torch.stack([((weight - 1) ** 2).sum() for weight in weights]).sum().backward()
@@ -24,7 +28,9 @@ def test_updates_and_state_are_torchs_own(fused: bool) -> None:
                 other = kind([{"params": weights[:1]}, {"params": weights[1:]}], 0.1, fused=fused)
                 other.load_state_dict(optimizer.state_dict())
                 optimizer = other
-        found.append([*weights, *(value for state in optimizer.state.values() for value in state.values())])
+        found.append(
+            [*weights, *(value for state in optimizer.state.values() for value in state.values())]
+        )
     assert len(found[0]) == len(found[1]) == 8
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
 

@@ -53,20 +53,28 @@ def test_the_cpu_computes_what_the_formulas_say() -> None:
     assert {result.precision for result in results} == {"float32", "bfloat16", "float16"}
     assert len({result.name for result in results}) == len(results)
     # Rounding alone stays below half the tolerance, so that a sound device never fails by chance.
-    assert all(result.error is not None and result.error < result.tolerance / 2 for result in results)
+    assert all(
+        result.error is not None and result.error < result.tolerance / 2 for result in results
+    )
 
 
 def leaks(query, key, value, attn_mask=None, is_causal=False, **options):
     """`is_causal` that is ignored in half precision, as in pytorch issue 195910."""
     return REAL_ATTENTION(
-        query, key, value, attn_mask=attn_mask, is_causal=is_causal and query.dtype == torch.float32, **options
+        query,
+        key,
+        value,
+        attn_mask=attn_mask,
+        is_causal=is_causal and query.dtype == torch.float32,
+        **options,
     )
 
 
 def misreads_strides(query, key, value, **options):
     """Inputs read as if they were contiguous, as in pytorch issues 163597 and 181133."""
     query, key, value = (
-        part if part.is_contiguous() else part.transpose(1, 2).reshape(part.shape) for part in (query, key, value)
+        part if part.is_contiguous() else part.transpose(1, 2).reshape(part.shape)
+        for part in (query, key, value)
     )
     return REAL_ATTENTION(query, key, value, **options)
 
@@ -90,12 +98,18 @@ def wrong_backward(query, key, value, **options):
     ],
     ids=lambda part: part.__name__ if callable(part) else "",
 )
-def test_a_wrong_attention_kernel_is_found(kernel, silent: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_attention_kernel_is_found(
+    kernel, silent: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(F, "scaled_dot_product_attention", kernel)
     results = examine_all()
     assert failed(results) == silent
     if kernel is wrong_backward:
-        assert all(("gradients" in result.name) == (not result.ok) for result in results if result.operation in silent)
+        assert all(
+            ("gradients" in result.name) == (not result.ok)
+            for result in results
+            if result.operation in silent
+        )
     if kernel is leaks:
         assert {result.precision for result in results if not result.ok} == {"bfloat16", "float16"}
 
@@ -122,10 +136,14 @@ def test_what_does_not_run_fails_with_its_error(monkeypatch: pytest.MonkeyPatch)
     assert "does not run (gelu is not implemented here)" in silent[0].sentence()
 
 
-def test_results_are_remembered_for_this_torch_and_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_remembered_for_this_torch_and_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[torch.device] = []
     monkeypatch.setattr(
-        canary, "examine", lambda device, *_: made.append(device) or [Result("gelu, float32", True, 0.0, 1e-4)]
+        canary,
+        "examine",
+        lambda device, *_: made.append(device) or [Result("gelu, float32", True, 0.0, 1e-4)],
     )
     first = canary.consult(CPU, "a chip", "float32")
     assert canary.consult(CPU, "a chip", "float32") == first
@@ -166,9 +184,13 @@ def test_a_page_that_says_something_else_is_written_anew(
 
 def with_results(monkeypatch: pytest.MonkeyPatch, *results: Result) -> None:
     """A machine whose torch finds an accelerator of which the canary says this."""
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=True: torch.device("mps"))
     monkeypatch.setattr(
-        canary, "examine", lambda device, precision, run: [r for r in results if r.precision == precision]
+        torch.accelerator, "current_accelerator", lambda check_available=True: torch.device("mps")
+    )
+    monkeypatch.setattr(
+        canary,
+        "examine",
+        lambda device, precision, run: [r for r in results if r.precision == precision],
     )
 
 
@@ -177,17 +199,24 @@ def result(name: str, *, ok: bool) -> Result:
 
 
 @pytest.mark.parametrize("operation", ["attention", "layer norm"])
-def test_auto_takes_the_cpu_where_the_accelerator_is_wrong(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_the_cpu_where_the_accelerator_is_wrong(
+    operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_results(monkeypatch, result(f"{operation}, float32", ok=False))
     device, reason = choose_device("auto")
     assert device.is_cpu
-    assert reason == f"mps computes wrongly here: {operation}, float32: off by 5.0e-01, tolerance 1e-04"
+    assert (
+        reason
+        == f"mps computes wrongly here: {operation}, float32: off by 5.0e-01, tolerance 1e-04"
+    )
     device, reason = choose_device("mps")
     assert device.kind == "mps"
     assert "asked for, although" in reason
 
 
-def test_auto_takes_an_accelerator_that_fails_only_what_can_be_avoided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_an_accelerator_that_fails_only_what_can_be_avoided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with_results(
         monkeypatch,
         result("attention, float32", ok=True),
@@ -214,7 +243,9 @@ def test_the_fused_optimiser_is_used_on_mps_only_where_the_canary_has_seen_it_wo
     assert choose_device("auto")[0].fused_adamw
 
 
-def test_attention_on_mps_is_guarded_whatever_the_canary_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_on_mps_is_guarded_whatever_the_canary_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with_results(monkeypatch, *(result(f"{name}, float16", ok=True) for name in ATTENTIONS))
     choose_device("auto")
     assert not trusts_is_causal(torch.device("mps"))
@@ -222,7 +253,9 @@ def test_attention_on_mps_is_guarded_whatever_the_canary_says(monkeypatch: pytes
 
 
 def test_a_run_tells_what_failed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EXAMINED, "cpu", {"float16": [result("causal attention, float16", ok=False)]})
+    monkeypatch.setitem(
+        EXAMINED, "cpu", {"float16": [result("causal attention, float16", ok=False)]}
+    )
     train_small("train.steps=1")
     (started,) = events("started")
     assert started["notes"] == [
@@ -232,7 +265,9 @@ def test_a_run_tells_what_failed(here: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "causal attention, float16" in Path("runs/run/log.txt").read_text()
 
 
-def test_crops_are_cut_on_the_cpu_where_the_device_would_get_them_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crops_are_cut_on_the_cpu_where_the_device_would_get_them_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     step, batch = step_of(crop=0.5), batch_of()
     right = step._view_images(step.inputs(batch, 1))
     UNTRUSTED.add(("cpu", "crops"))

@@ -31,7 +31,9 @@ def test_linux_is_kept_awake_by_systemd(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no guard process")
-def test_the_guard_lives_as_long_as_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_guard_lives_as_long_as_the_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(desktop, "guard_command", lambda: [sys.executable, "-c", "input()"])
     monkeypatch.setattr(desktop.subprocess, "DEVNULL", desktop.subprocess.PIPE)
     before = set(psutil.Process().children())
@@ -42,7 +44,9 @@ def test_the_guard_lives_as_long_as_the_work(monkeypatch: pytest.MonkeyPatch, tm
     assert not guard.is_running()
 
 
-def test_nothing_happens_where_it_is_not_wanted_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_happens_where_it_is_not_wanted_or_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with kept_awake(wanted=False) as kept:
         assert not kept
     if sys.platform != "win32":
@@ -52,7 +56,9 @@ def test_nothing_happens_where_it_is_not_wanted_or_not_there(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_text_never_becomes_part_of_a_script(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_never_becomes_part_of_a_script(
+    platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(desktop, "program", lambda name: f"/usr/bin/{name}")
     command, variables = notice_command(MARKUP, "done") or ([], {})
@@ -69,7 +75,10 @@ def test_linux_asks_the_desktop_if_there_is_one(monkeypatch: pytest.MonkeyPatch)
     assert notice_command("a", "b") is None
     assert not notify("a", "b")
     monkeypatch.setenv("DISPLAY", ":0")
-    assert notice_command("--a", "b") == (["/usr/bin/notify-send", "--app-name=lapclip", "--", "--a", "b"], {})
+    assert notice_command("--a", "b") == (
+        ["/usr/bin/notify-send", "--app-name=lapclip", "--", "--a", "b"],
+        {},
+    )
 
 
 def test_a_program_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,9 @@ def test_a_new_kind_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
             return []
 
     try:
-        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: Beads())
+        monkeypatch.setattr(
+            torch.accelerator, "current_accelerator", lambda check_available: Beads()
+        )
         assert isinstance(accelerator_here(), Abacus)
         device, why = choose_device("accelerator")
         assert (device.kind, why) == ("abacus", "asked for")
@@ -90,7 +92,9 @@ def test_what_a_run_asks_for_is_examined_in_its_own_precision(
     """A resumed run chooses its device in a new process, which has examined nothing."""
     examined: set[str] = set()
     pretend(monkeypatch)
-    monkeypatch.setattr(Pretended, "examine", lambda self, *precisions: examined.update(precisions) or [])
+    monkeypatch.setattr(
+        Pretended, "examine", lambda self, *precisions: examined.update(precisions) or []
+    )
     choose(TrainConfig(device="accelerator", dtype="float16", **changes))
     assert examined == {"float32", Pretended.half, "float16"} != {"float32", Pretended.half}
 
@@ -144,11 +148,22 @@ def comparisons(source: str) -> list[int]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            asks = any(isinstance(side, ast.Attribute) and side.attr in ("kind", "type") for side in sides)
-            names = {each.value for side in sides for each in ast.walk(side) if isinstance(each, ast.Constant)}
+            asks = any(
+                isinstance(side, ast.Attribute) and side.attr in ("kind", "type") for side in sides
+            )
+            names = {
+                each.value
+                for side in sides
+                for each in ast.walk(side)
+                if isinstance(each, ast.Constant)
+            }
             found += [node.lineno] if asks and names & NAMES else []
         if isinstance(node, ast.Attribute) and node.attr in NAMES - {"cpu"}:
-            found += [node.lineno] if isinstance(node.value, ast.Name) and node.value.id == "torch" else []
+            found += (
+                [node.lineno]
+                if isinstance(node.value, ast.Name) and node.value.id == "torch"
+                else []
+            )
     return found
 
 
@@ -164,7 +179,12 @@ def test_no_file_outside_machine_knows_the_kinds_of_device() -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ['device.kind == "cuda"', 'x.device.type in ("mps", "xpu")', '"cpu" != device.kind', "torch.cuda.synchronize()"],
+    [
+        'device.kind == "cuda"',
+        'x.device.type in ("mps", "xpu")',
+        '"cpu" != device.kind',
+        "torch.cuda.synchronize()",
+    ],
 )
 def test_comparing_kinds_is_noticed(source: str) -> None:
     assert comparisons(source) == [1]

@@ -69,7 +69,12 @@ def test_a_counter_that_vanishes_says_nothing() -> None:
         (95, 30_000, 90_000, False),  # full, and started again
         (3600, 90_000, 50_000, True),  # it may have been full any number of times
         (3600, 30_000, 90_000, True),
-        (10, 30_000, 30_000, True),  # nothing draws 9 kW: it started again before it was full, as after a sleep
+        (
+            10,
+            30_000,
+            30_000,
+            True,
+        ),  # nothing draws 9 kW: it started again before it was full, as after a sleep
     ],
 )
 def test_a_counter_that_may_have_been_full_unseen_says_at_least(
@@ -103,7 +108,9 @@ def test_without_counters_there_is_a_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif("sys.platform == 'win32'", reason="Windows has no such permissions")
-def test_no_permission_is_a_reason_and_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_permission_is_a_reason_and_not_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     zones(tmp_path, 1, 1)
     for path in tmp_path.glob("*/energy_uj"):
         path.chmod(0)
@@ -151,5 +158,7 @@ def test_parts_of_a_chip_by_apple_are_counted_in_millijoules() -> None:
         ({"cpu": 1.0, "gpu": 2.0, "dram": 0.5}, "cpu", 1.5),
     ],
 )
-def test_a_device_has_its_own_joules_or_none(joules: dict | None, kind: str, expected: float | None) -> None:
+def test_a_device_has_its_own_joules_or_none(
+    joules: dict | None, kind: str, expected: float | None
+) -> None:
     assert of_device(joules, kind) == expected

@@ -69,9 +69,14 @@ def test_linux_flags_that_matter_are_kept() -> None:
 
 
 def test_an_intel_hybrid_counts_cores_and_not_threads(tmp_path: Path) -> None:
-    cpus = {f"devices/system/cpu/cpu{n}/topology/core_cpus_list": f"{n // 2 * 2}-{n // 2 * 2 + 1}" for n in range(4)}
+    cpus = {
+        f"devices/system/cpu/cpu{n}/topology/core_cpus_list": f"{n // 2 * 2}-{n // 2 * 2 + 1}"
+        for n in range(4)
+    }
     cpus |= {f"devices/system/cpu/cpu{n}/topology/core_cpus_list": str(n) for n in range(4, 8)}
-    sysfs = write(tmp_path, {"devices/cpu_core/cpus": "0-3", "devices/cpu_atom/cpus": "4-7", **cpus})
+    sysfs = write(
+        tmp_path, {"devices/cpu_core/cpus": "0-3", "devices/cpu_atom/cpus": "4-7", **cpus}
+    )
     assert facts.linux_core_kinds(sysfs) == (2, 4)
 
 
@@ -81,7 +86,10 @@ def test_arm_cores_of_less_capacity_are_efficiency_cores(tmp_path: Path) -> None
 
 
 def test_a_plain_processor_has_one_kind_of_core(tmp_path: Path) -> None:
-    cpus = {f"devices/system/cpu/cpu{n}/topology/core_cpus_list": f"{n % 2},{n % 2 + 2}" for n in range(4)}
+    cpus = {
+        f"devices/system/cpu/cpu{n}/topology/core_cpus_list": f"{n % 2},{n % 2 + 2}"
+        for n in range(4)
+    }
     assert facts.linux_core_kinds(write(tmp_path, cpus)) == (2, 0)
     assert facts.linux_core_kinds(tmp_path / "nothing") == (None, None)
 

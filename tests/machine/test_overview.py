@@ -37,15 +37,27 @@ def test_a_good_machine_passes_everything() -> None:
         ({"python": "3.9.1"}, "python", "needs 3.11"),
         ({"torch": None}, "torch", "not installed"),
         ({"torch": {"version": "2.9.1+cpu", "accelerator": None}}, "torch", "needs 2.11"),
-        ({"system": "Darwin 24", "torch": {"version": "2.12.0", "accelerator": None}}, "torch", "needs 2.13"),
-        ({"memory_free_bytes": 6 * 10**8}, "memory", "0.6 GB free; the default recipe takes about 1 GB"),
+        (
+            {"system": "Darwin 24", "torch": {"version": "2.12.0", "accelerator": None}},
+            "torch",
+            "needs 2.13",
+        ),
+        (
+            {"memory_free_bytes": 6 * 10**8},
+            "memory",
+            "0.6 GB free; the default recipe takes about 1 GB",
+        ),
         ({"disk_free_bytes": 10**8}, "disk", "0.1 GB free"),
         ({"power_source": "battery", "battery_percent": 31.0}, "power", "on battery (31 % left)"),
         ({"low_power_mode": True}, "low-power mode", "held back"),
         ({"load": 0.8}, "other load", "80% of the cores"),
         ({"swap_used_bytes": 3 * 10**9}, "swap", "3.0 GB in use: memory is short"),
         ({"throttled": True, "celsius": 98.2}, "throttling", "because of heat at 98 C"),
-        ({"torch": {"version": "2.13.0", "accelerator": None}}, "accelerator", "this build of torch cannot use it"),
+        (
+            {"torch": {"version": "2.13.0", "accelerator": None}},
+            "accelerator",
+            "this build of torch cannot use it",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(changes: dict[str, Any], name: str, words: str) -> None:

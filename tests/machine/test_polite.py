@@ -44,7 +44,8 @@ def test_a_need_that_lasts_pauses_and_one_that_is_over_goes_on(changes: dict, re
 
 
 @pytest.mark.parametrize(
-    "changes", [{"battery_percent": 30.0}, {"throttled": False}, {"swap_bytes": 10**8}, {"others": 0.1}]
+    "changes",
+    [{"battery_percent": 30.0}, {"throttled": False}, {"swap_bytes": 10**8}, {"others": 0.1}],
 )
 def test_small_things_do_not_pause(changes: dict) -> None:
     machine = Machine()

@@ -30,7 +30,9 @@ STATUS = bytes([1, 8, 76, 0]) + (3600).to_bytes(4, "little") + b"\xff\xff\xff\xf
 def test_macos_names_the_source() -> None:
     assert sensors.parse_power_source(BATTERY) == "battery"
     assert sensors.parse_power_source(MAINS) == "mains"
-    assert sensors.parse_power_source("Now drawing from 'AC Power'\n") == "mains"  # a Mac mini has no battery
+    assert (
+        sensors.parse_power_source("Now drawing from 'AC Power'\n") == "mains"
+    )  # a Mac mini has no battery
     assert sensors.parse_power_source("") is None
 
 
@@ -57,7 +59,9 @@ def test_linux_profiles(tmp_path: Path) -> None:
     assert sensors.linux_low_power_mode(tmp_path) is None
     write(tmp_path, {"devices/system/cpu/cpu0/cpufreq/energy_performance_preference": "power"})
     assert sensors.linux_low_power_mode(tmp_path) is True
-    write(tmp_path, {"firmware/acpi/platform_profile": "balanced"})  # the firmware's word counts for more
+    write(
+        tmp_path, {"firmware/acpi/platform_profile": "balanced"}
+    )  # the firmware's word counts for more
     assert sensors.linux_low_power_mode(tmp_path) is False
     write(tmp_path, {"firmware/acpi/platform_profile": "low-power"})
     assert sensors.linux_low_power_mode(tmp_path) is True

@@ -15,11 +15,25 @@ from lapclip.machine.facts import output_of, program, python
 SOURCE = Path(facts.__file__).parents[1]
 
 
-@pytest.mark.parametrize("start", [python("-m", "lapclip"), [sys.executable, "-m", "lapclip"]], ids=["ours", "typed"])
+@pytest.mark.parametrize(
+    "start", [python("-m", "lapclip"), [sys.executable, "-m", "lapclip"]], ids=["ours", "typed"]
+)
 def test_no_file_of_the_current_folder_runs(here: Path, start: list[str]) -> None:
     (here / "plain.py").write_text("import sys; print(*sys.modules)")
-    by_python = subprocess.run([sys.executable, "-m", "plain"], capture_output=True, text=True).stdout.split()
-    others = {"tomli_w", "numpy", "torch", "cyclopts", "rich", "psutil", "filelock", "platformdirs", "PIL"}
+    by_python = subprocess.run(
+        [sys.executable, "-m", "plain"], capture_output=True, text=True
+    ).stdout.split()
+    others = {
+        "tomli_w",
+        "numpy",
+        "torch",
+        "cyclopts",
+        "rich",
+        "psutil",
+        "filelock",
+        "platformdirs",
+        "PIL",
+    }
     for name in (sys.stdlib_module_names | others) - set(by_python):
         Path(f"{name}.py").write_text(f"print({name!r}); raise SystemExit(3)")
     done = subprocess.run([*start, "runs", "--json"], capture_output=True, text=True)
@@ -28,14 +42,18 @@ def test_no_file_of_the_current_folder_runs(here: Path, start: list[str]) -> Non
 
 def test_one_place_builds_the_command_line_of_python() -> None:
     assert python("-m", "x")[:2] == [sys.executable, "-P"]
-    with_executable = [path.name for path in SOURCE.rglob("*.py") if "sys.executable" in path.read_text("utf-8")]
+    with_executable = [
+        path.name for path in SOURCE.rglob("*.py") if "sys.executable" in path.read_text("utf-8")
+    ]
     assert sorted(with_executable) == [
         "facts.py",
         "suggest.py",
     ]  # which only names it in hints
 
 
-def test_a_program_is_never_one_of_the_current_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_is_never_one_of_the_current_folder(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (here / "bin").mkdir()
     for folder in (here, here / "bin"):
         tool = folder / f"tool{facts.ENDINGS[0]}"

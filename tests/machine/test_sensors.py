@@ -42,9 +42,21 @@ def test_the_whole_chip_is_read_and_not_a_disk(tmp_path: Path) -> None:
 
 def test_a_thermal_zone_will_do(tmp_path: Path) -> None:
     assert sensors.thermometer(tmp_path)() is None
-    write(tmp_path, {"class/thermal/thermal_zone0/type": "iwlwifi", "class/thermal/thermal_zone0/temp": "40000"})
+    write(
+        tmp_path,
+        {
+            "class/thermal/thermal_zone0/type": "iwlwifi",
+            "class/thermal/thermal_zone0/temp": "40000",
+        },
+    )
     assert sensors.thermometer(tmp_path)() is None
-    write(tmp_path, {"class/thermal/thermal_zone1/type": "cpu-thermal", "class/thermal/thermal_zone1/temp": "55000"})
+    write(
+        tmp_path,
+        {
+            "class/thermal/thermal_zone1/type": "cpu-thermal",
+            "class/thermal/thermal_zone1/temp": "55000",
+        },
+    )
     assert sensors.thermometer(tmp_path)() == 55
 
 
@@ -74,7 +86,9 @@ def test_macos_speed_limit() -> None:
     assert sensors.parse_thermal_limit("Note: No thermal warning level has been recorded\n") is None
 
 
-def test_sensors_are_due_at_once_and_then_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sensors_are_due_at_once_and_then_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(OtherPrograms, "__call__", lambda self: 0.33333)
     now = 0.0
     sensors = Sensors(clock=lambda: now)

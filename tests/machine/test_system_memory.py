@@ -31,14 +31,18 @@ def test_swap_that_grows_with_the_process_is_found_once(system: dict[str, int]) 
 
 
 @pytest.mark.parametrize(("grown", "held"), [(GIB // 2, 6 * GIB), (3 * GIB, 0), (3 * GIB, GIB)])
-def test_little_swap_and_the_swap_of_others_do_not_count(system: dict[str, int], grown: int, held: int) -> None:
+def test_little_swap_and_the_swap_of_others_do_not_count(
+    system: dict[str, int], grown: int, held: int
+) -> None:
     watch = system_memory.SwapWatch()
     system["swap"] += grown
     system["held"] += held
     assert watch.grown() is None
 
 
-def test_on_a_large_machine_a_tenth_of_memory_counts(system: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_large_machine_a_tenth_of_memory_counts(
+    system: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(system_memory, "total_bytes", lambda: 64 * GIB)
     watch = system_memory.SwapWatch()
     system.update(swap=6 * GIB, held=60 * GIB)
@@ -47,7 +51,9 @@ def test_on_a_large_machine_a_tenth_of_memory_counts(system: dict[str, int], mon
     assert watch.grown() == 7 * GIB
 
 
-def test_the_system_is_asked_at_most_every_few_seconds(system: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_system_is_asked_at_most_every_few_seconds(
+    system: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
     monkeypatch.setattr(system_memory, "EVERY_SECONDS", 5.0)
     monkeypatch.setattr(system_memory.time, "monotonic", lambda: now[0])

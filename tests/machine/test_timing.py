@@ -13,7 +13,9 @@ REAL_LOAD, REAL_OTHERS = timing.other_load, timing.OtherPrograms.__call__
 """The tests of a session take other programs for absent."""
 
 
-def test_turns_alternate_and_the_first_round_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_alternate_and_the_first_round_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     order: list[str] = []
     clock = iter([100.0, 1.0, 7.0, 2.0, 6.0, 3.0, 5.0])
     monkeypatch.setattr(timing, "timed", lambda run, _: (run(), next(clock))[1])
@@ -21,16 +23,22 @@ def test_turns_alternate_and_the_first_round_is_not_counted(monkeypatch: pytest.
     assert found == {"a": 4.0}
     monkeypatch.setattr(timing, "timed", lambda run, _: (run(), 1.0)[1])
     order.clear()
-    timing.in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, lambda: None, rounds=2)
+    timing.in_turns(
+        {"a": lambda: order.append("a"), "b": lambda: order.append("b")}, lambda: None, rounds=2
+    )
     assert order == ["a", "b"] * 3
 
 
 def test_turns_end_early_but_not_before_the_rounds_that_are_needed() -> None:
     order: list[str] = []
-    timing.in_turns({"a": lambda: order.append("a")}, lambda: None, rounds=9, seconds=0.0, least_rounds=2)
+    timing.in_turns(
+        {"a": lambda: order.append("a")}, lambda: None, rounds=9, seconds=0.0, least_rounds=2
+    )
     assert len(order) == 3
     order.clear()
-    timing.in_turns({"a": lambda: order.append("a")}, lambda: None, rounds=9, seconds=0.0, warm_up=0)
+    timing.in_turns(
+        {"a": lambda: order.append("a")}, lambda: None, rounds=9, seconds=0.0, warm_up=0
+    )
     assert len(order) == 1
 
 
@@ -49,14 +57,20 @@ def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timing.busy_cores() is None
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.0, None), (0.24, None), (0.6, "other programs use 60% of the cores")])
-def test_busy_cores_are_named(share: float, text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.0, None), (0.24, None), (0.6, "other programs use 60% of the cores")]
+)
+def test_busy_cores_are_named(
+    share: float, text: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(timing, "other_load", lambda: share)
     assert (timing.busy_cores() or "").startswith(text or "")
     assert (timing.busy_cores() is None) == (text is None)
 
 
-def test_what_others_use_is_told_from_what_this_process_and_its_children_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_use_is_told_from_what_this_process_and_its_children_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cores = SimpleNamespace(user=100.0, system=50.0, idle=1000.0)
     own = SimpleNamespace(user=10.0, system=0.0, children_user=0.0, children_system=0.0)
     children: list[SimpleNamespace] = []
@@ -67,14 +81,20 @@ def test_what_others_use_is_told_from_what_this_process_and_its_children_use(mon
     others = timing.OtherPrograms()
     assert REAL_OTHERS(others) is None  # no time has passed
     cores.user, cores.idle, own.user, own.children_user = 114.0, 1006.0, 13.0, 2.0
-    children += [SimpleNamespace(cpu_times=lambda: SimpleNamespace(**{**vars(own), "user": 1.0})), gone()]
-    assert REAL_OTHERS(others) == pytest.approx(0.3)  # 20 seconds, 14 of them busy, 8 for this process and its children
+    children += [
+        SimpleNamespace(cpu_times=lambda: SimpleNamespace(**{**vars(own), "user": 1.0})),
+        gone(),
+    ]
+    assert REAL_OTHERS(others) == pytest.approx(
+        0.3
+    )  # 20 seconds, 14 of them busy, 8 for this process and its children
     cores.idle += 10.0
     assert REAL_OTHERS(others) == 0.0
 
 
 @pytest.mark.parametrize(
-    ("share", "cores", "threads"), [(0.5, 2, 1), (0.52, 2, 1), (0.3, 8, 5), (1.0, 4, 0), (0.7, 2, 0), (0.0, 4, 4)]
+    ("share", "cores", "threads"),
+    [(0.5, 2, 1), (0.52, 2, 1), (0.3, 8, 5), (1.0, 4, 0), (0.7, 2, 0), (0.0, 4, 4)],
 )
 def test_threads_that_find_a_core_beside_others(share: float, cores: int, threads: int) -> None:
     assert timing.free_cores(share, cores) == threads
@@ -95,7 +115,12 @@ def test_a_system_that_hides_its_cores_from_a_run(monkeypatch: pytest.MonkeyPatc
     def refuses(*_: object, **__: object) -> None:
         raise ValueError("proc")
 
-    for owner, name in ((psutil, "cpu_times"), (psutil.Process, "children"), (psutil, "Process"), (timing.os, "times")):
+    for owner, name in (
+        (psutil, "cpu_times"),
+        (psutil.Process, "children"),
+        (psutil, "Process"),
+        (timing.os, "times"),
+    ):
         others = timing.OtherPrograms()
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, refuses)

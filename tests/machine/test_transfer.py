@@ -16,7 +16,9 @@ from lapclip.machine.transfer import ALIGNED, BLOCKS, Delivered, Layout, PinnedT
 
 from ..late_streams import LateRuntime, LateStream, LateTransfer
 
-NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here")
+NEEDS_CUDA = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="torch finds no CUDA device here"
+)
 
 
 def tensors_of(number: int) -> dict[str, torch.Tensor]:
@@ -49,7 +51,9 @@ def test_a_layout_gives_back_what_was_put_into_one_block() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_every_batch_is_read_as_it_was_sent_however_late_the_streams_are(seed: int, ahead: int) -> None:
+def test_every_batch_is_read_as_it_was_sent_however_late_the_streams_are(
+    seed: int, ahead: int
+) -> None:
     runtime = LateRuntime(random.Random(seed))
     transfer, steps = LateTransfer(runtime), 12
     read: dict[int, dict[str, torch.Tensor]] = {}
@@ -66,7 +70,9 @@ def test_every_batch_is_read_as_it_was_sent_however_late_the_streams_are(seed: i
                 )
     runtime.synchronize()
     for number in range(steps):
-        assert all(torch.equal(read[number][name], tensor) for name, tensor in tensors_of(number).items())
+        assert all(
+            torch.equal(read[number][name], tensor) for name, tensor in tensors_of(number).items()
+        )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -100,7 +106,9 @@ def test_a_copy_of_a_batch_takes_over_later_ones_as_a_recorded_step_does() -> No
     for transfer in (Transfer(torch.device("cpu")), Cpu().transfer()):
         with transfer.send(tensors_of(1)).received() as delivered:
             held = delivered.copy()
-        with transfer.send(tensors_of(1) | {"tokens": tensors_of(1)["tokens"] + 1}).received() as delivered:
+        with transfer.send(
+            tensors_of(1) | {"tokens": tensors_of(1)["tokens"] + 1}
+        ).received() as delivered:
             held.fill(delivered)
         assert torch.equal(held.tensors["tokens"], tensors_of(1)["tokens"] + 1)
     layout = Layout.of(tensors_of(1))
@@ -128,7 +136,9 @@ def test_batches_reach_a_gpu_as_they_were_sent_while_it_computes() -> None:
         now, coming = coming, transfer.send(tensors_of(number + 1))
         with now.received() as delivered:
             for _ in range(20):
-                busy = busy @ busy.sign() / 64  # so that the copy of the next batch would overtake, if it could
+                busy = (
+                    busy @ busy.sign() / 64
+                )  # so that the copy of the next batch would overtake, if it could
             read.append({name: tensor.clone() for name, tensor in delivered.tensors.items()})
     device.synchronise()
     for number, found in enumerate(read):
@@ -137,7 +147,9 @@ def test_batches_reach_a_gpu_as_they_were_sent_while_it_computes() -> None:
     assert all(block._pinned.is_pinned() for block in transfer._blocks)
 
 
-def test_simulated_streams_do_show_memory_that_is_written_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulated_streams_do_show_memory_that_is_written_too_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without the waiting of one stream for the other, the tests above would fail."""
     monkeypatch.setattr(LateStream, "wait_event", lambda self, event: None)
     wrong = 0

@@ -80,7 +80,9 @@ def test_core_use_has_a_share_for_each_core() -> None:
     ("cores", "performance", "expected"),
     [(1, 1, [1]), (2, 2, [2, 1]), (8, 4, [4, 2, 1, 8]), (12, 6, [6, 4, 2, 1, 12])],
 )
-def test_performance_cores_are_tried_first(cores: int, performance: int, expected: list[int]) -> None:
+def test_performance_cores_are_tried_first(
+    cores: int, performance: int, expected: list[int]
+) -> None:
     assert step_phases.thread_counts(cores, performance) == expected
 
 
@@ -128,7 +130,9 @@ def test_precisions_start_alike_and_are_timed() -> None:
     assert set(found) == {"float32", "bfloat16", "float16"}
     whole = found["float32"]
     for one in found.values():
-        assert one.error is not None or (len(one.losses) == 6 and one.losses[0] == pytest.approx(whole.losses[0], 0.02))
+        assert one.error is not None or (
+            len(one.losses) == 6 and one.losses[0] == pytest.approx(whole.losses[0], 0.02)
+        )
 
 
 def test_spikes_are_counted() -> None:

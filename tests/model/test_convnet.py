@@ -22,7 +22,14 @@ from lapclip.training.memory import predict_bytes
 from lapclip.training.step import TrainStep
 
 SMALL = replace(
-    SHAPES["photos"], image_size=48, image_width=8, text_width=32, text_heads=2, embedding=16, vocabulary=40, context=16
+    SHAPES["photos"],
+    image_size=48,
+    image_width=8,
+    text_width=32,
+    text_heads=2,
+    embedding=16,
+    vocabulary=40,
+    context=16,
 )
 CPU = Cpu()
 
@@ -34,9 +41,13 @@ def images(count: int = 3, side: int = 48) -> torch.Tensor:
 def tower(shape: ModelConfig = SMALL) -> ConvolutionTower:
     image = CLIP(shape, seed=1).image
     assert isinstance(image, ConvolutionTower)
-    for module in image.modules():  # a block that starts as the identity would hide what its convolutions do
+    for (
+        module
+    ) in image.modules():  # a block that starts as the identity would hide what its convolutions do
         if isinstance(module, torch.nn.GroupNorm):
-            torch.nn.init.uniform_(module.weight, 0.5, 1.5, generator=torch.Generator().manual_seed(2))
+            torch.nn.init.uniform_(
+                module.weight, 0.5, 1.5, generator=torch.Generator().manual_seed(2)
+            )
     return image
 
 
@@ -68,7 +79,9 @@ def test_the_tower_sees_images_of_any_size_and_their_sizes_are_known() -> None:
         if isinstance(module, torch.nn.GroupNorm):
             continue
         if type(module).__name__ == "Convolution":
-            module.register_forward_hook(lambda _, __, result: seen.append((result.shape[1], result.shape[-1])))
+            module.register_forward_hook(
+                lambda _, __, result: seen.append((result.shape[1], result.shape[-1]))
+            )
     for side in (48, 32, 33):
         seen.clear()
         assert image(images(side=side)).shape == (3, 16)
@@ -80,12 +93,17 @@ def test_weights_are_counted_as_they_are(name: str) -> None:
     with torch.device("meta"):
         model = CLIP(SHAPES[name])
     assert count_weights(SHAPES[name])[0] == count_parameters(model)
-    small, large = (predict_bytes(SHAPES[name], TrainConfig(batch_size=size), 32).activations for size in (8, 64))
+    small, large = (
+        predict_bytes(SHAPES[name], TrainConfig(batch_size=size), 32).activations
+        for size in (8, 64)
+    )
     assert large == pytest.approx(8 * small, rel=0.01)
 
 
 def test_shapes_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"4 stages and an even width.*\nTry: --set model.image_layers=8"):
+    with pytest.raises(
+        ConfigError, match=r"4 stages and an even width.*\nTry: --set model.image_layers=8"
+    ):
         replace(SMALL, image_layers=6)
 
 
@@ -100,11 +118,15 @@ def batch_of(rows: int = 12) -> Batch:
 
 
 def gradients(**settings) -> tuple[float, torch.Tensor]:
-    config = TrainConfig(**{"dtype": "float32", "crop": 0.5, "steps": 4, "clip_norm": 0.0, **settings})
+    config = TrainConfig(
+        **{"dtype": "float32", "crop": 0.5, "steps": 4, "clip_norm": 0.0, **settings}
+    )
     step = make_step(CLIP(SMALL, seed=1), config, CPU)
     assert isinstance(step, TrainStep)
     figures = step(batch_of(), 3, 0.0, Stopwatch(CPU.synchronise, on=False))()
-    return figures.loss, torch.cat([p.grad.flatten() for p in step.model.parameters() if p.grad is not None])
+    return figures.loss, torch.cat(
+        [p.grad.flatten() for p in step.model.parameters() if p.grad is not None]
+    )
 
 
 def test_micro_batches_give_the_gradients_of_the_whole_batch() -> None:
@@ -132,4 +154,12 @@ def test_bfloat16_agrees_with_float32() -> None:
 
 def test_gradients_are_told_by_block() -> None:
     parts = {part_of(name) for name, _ in CLIP(SMALL).named_parameters()}
-    assert {"image.embedding", "image.0", "image.7", "image.head", "text.0", "text.head", "temperature"} <= parts
+    assert {
+        "image.embedding",
+        "image.0",
+        "image.7",
+        "image.head",
+        "text.0",
+        "text.head",
+        "temperature",
+    } <= parts

@@ -57,8 +57,15 @@ def tower(clip: CLIP) -> ImageTower:
 def plain_image(clip: CLIP, pixels: torch.Tensor) -> torch.Tensor:
     """The patch convolution, every token through every block, then the class token picked out."""
     image = tower(clip)
-    patches = torch.nn.functional.conv2d(pixels, image.patch_weight, stride=image.patch).flatten(2).transpose(1, 2)
-    x = torch.cat([image.class_embedding.expand(len(pixels), 1, -1), patches], dim=1) + image.position_embedding
+    patches = (
+        torch.nn.functional.conv2d(pixels, image.patch_weight, stride=image.patch)
+        .flatten(2)
+        .transpose(1, 2)
+    )
+    x = (
+        torch.cat([image.class_embedding.expand(len(pixels), 1, -1), patches], dim=1)
+        + image.position_embedding
+    )
     x = image.ln_pre(x)
     for block in image.transformer.layers():
         x = plain_block(block, x)
@@ -97,8 +104,12 @@ COMPUTES = [
 
 
 @pytest.mark.parametrize("compute", COMPUTES, ids=["fused", "products", "recompute"])
-@pytest.mark.parametrize("lengths", [(2, 2), (8, 8), (76, 76), (77, 77), (2, 77), (5, 8, 13), (77, 3, 9, 40, 2, 65, 8)])
-def test_text_tower_equals_plain_path_for_trimmed_captions(lengths: tuple[int, ...], compute: Compute) -> None:
+@pytest.mark.parametrize(
+    "lengths", [(2, 2), (8, 8), (76, 76), (77, 77), (2, 77), (5, 8, 13), (77, 3, 9, 40, 2, 65, 8)]
+)
+def test_text_tower_equals_plain_path_for_trimmed_captions(
+    lengths: tuple[int, ...], compute: Compute
+) -> None:
     clip, tokens = model(), captions(*lengths)
     clip.compute_with(compute, compute)
     trimmed = tokens[:, : min(CONTEXT, -(-max(lengths) // 8) * 8)]
@@ -109,7 +120,9 @@ def test_text_tower_equals_plain_path_for_trimmed_captions(lengths: tuple[int, .
 def test_image_tower_equals_plain_path(compute: Compute) -> None:
     clip = model()
     clip.compute_with(compute, compute)
-    pixels = torch.randn(4, 3, SHAPE.image_size, SHAPE.image_size, generator=torch.Generator().manual_seed(1)).double()
+    pixels = torch.randn(
+        4, 3, SHAPE.image_size, SHAPE.image_size, generator=torch.Generator().manual_seed(1)
+    ).double()
     assert_same(clip, clip.image(pixels), plain_image(clip, pixels))
 
 
@@ -156,5 +169,7 @@ def test_quick_gelu_is_openais_and_the_mlp_may_have_any_width() -> None:
     x = torch.randn(3, 5, 8, dtype=torch.double, generator=torch.Generator().manual_seed(0))
     assert block.mlp_in.weight.shape == (20, 8)
     inner = x @ block.mlp_in.weight.T + block.mlp_in.bias
-    expected = x + (inner * torch.sigmoid(1.702 * inner)) @ block.mlp_out.weight.T + block.mlp_out.bias
+    expected = (
+        x + (inner * torch.sigmoid(1.702 * inner)) @ block.mlp_out.weight.T + block.mlp_out.bias
+    )
     torch.testing.assert_close(block._mlp(x, x), expected, atol=1e-12, rtol=1e-12)

@@ -116,7 +116,9 @@ def test_steps_in_float8_learn_what_steps_in_bfloat16_learn(changes: dict) -> No
     prepare_device(device, 1)
     found = {}
     for dtype in ("bfloat16", "float8"):
-        config = TrainConfig(batch_size=8, steps=20, dtype=dtype, compile="none", learning_rate=1e-3, **changes)
+        config = TrainConfig(
+            batch_size=8, steps=20, dtype=dtype, compile="none", learning_rate=1e-3, **changes
+        )
         step = make_step(CLIP(SHAPES["tiny"], seed=1).place(device), config, device)
         assert any(map(is_float8, step.worker.modules())) == (dtype == "float8")
         assert not any(map(is_float8, step.model.modules()))  # what is evaluated and saved

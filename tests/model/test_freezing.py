@@ -17,7 +17,9 @@ def model_with(**settings) -> tuple[CLIP, TrainConfig]:
 
 
 @pytest.mark.parametrize(("blocks", "first"), [("all", 0), (2, 0), (1, 1), (0, 2), (9, 0)])
-def test_the_last_blocks_learn_and_what_is_before_them_does_not(blocks: int | str, first: int) -> None:
+def test_the_last_blocks_learn_and_what_is_before_them_does_not(
+    blocks: int | str, first: int
+) -> None:
     model, _ = model_with(image_blocks=blocks)
     assert boundary(model, "image") == first
     assert boundary(model, "text") == 0
@@ -25,7 +27,12 @@ def test_the_last_blocks_learn_and_what_is_before_them_does_not(blocks: int | st
     assert ("image.patch_weight" in learns) == (blocks == "all")
     assert ("image.transformer.blocks.0.mlp_in.weight" in learns) == (first == 0)
     assert ("image.transformer.blocks.1.mlp_in.weight" in learns) == (first <= 1)
-    assert {"image.projection", "image.ln_post.weight", "text.token_embedding.weight", "logit_scale"} <= learns
+    assert {
+        "image.projection",
+        "image.ln_post.weight",
+        "text.token_embedding.weight",
+        "logit_scale",
+    } <= learns
 
 
 def test_rates_fall_from_the_head_down() -> None:

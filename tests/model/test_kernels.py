@@ -30,7 +30,12 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 """Of the norm of the difference, relative to the norm."""
 
 
-def assert_same(run: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: list[Tensor], dtype: torch.dtype):
+def assert_same(
+    run: Callable[..., Tensor],
+    plain: Callable[..., Tensor],
+    inputs: list[Tensor],
+    dtype: torch.dtype,
+):
     """inputs[0] is an activation in the precision under test; the others are weights, always in float32."""
     mine = [inputs[0].to(dtype), *(part.float() for part in inputs[1:])]
     # Rounding the activation is not the operation's fault, so the plain one starts from the rounded value.
@@ -55,11 +60,15 @@ def assert_close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 
 
 def draw(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64
+    )
 
 
 def plain_attention(qkv: Tensor, heads: int, causal: bool) -> Tensor:
-    query, key, value = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
+    query, key, value = (
+        part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, dim=-1)
+    )
     scores = query @ key.mT / query.shape[-1] ** 0.5
     if causal:
         scores = scores + torch.full(scores.shape[-2:], -torch.inf).triu(1)
@@ -72,7 +81,12 @@ def plain_attention(qkv: Tensor, heads: int, causal: bool) -> Tensor:
 @pytest.mark.parametrize("form", ATTENTION)
 def test_attention(form: str, length: int, causal: bool, dtype: torch.dtype) -> None:
     qkv = draw(3, length, 3 * 32)
-    assert_same(lambda x: attention(x, 4, form, causal=causal), lambda x: plain_attention(x, 4, causal), [qkv], dtype)
+    assert_same(
+        lambda x: attention(x, 4, form, causal=causal),
+        lambda x: plain_attention(x, 4, causal),
+        [qkv],
+        dtype,
+    )
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -80,7 +94,9 @@ def test_attention(form: str, length: int, causal: bool, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("form", LINEAR)
 def test_linear(form: str, inputs: int, outputs: int, dtype: torch.dtype) -> None:
     if form == "onednn" and not has_onednn(torch.device("cpu"), dtype):
-        pytest.skip(f"oneDNN is not in this build of torch, or does not compute {dtype} on this processor")
+        pytest.skip(
+            f"oneDNN is not in this build of torch, or does not compute {dtype} on this processor"
+        )
     assert_same(
         lambda x, weight, bias: linear(x, weight, bias, form),
         lambda x, weight, bias: x @ weight.T + bias,
@@ -97,21 +113,30 @@ def test_linear(form: str, inputs: int, outputs: int, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("masked", [False, True])
-def test_one_query_sees_what_it_would_see_with_keys_and_values(masked: bool, dtype: torch.dtype) -> None:
+def test_one_query_sees_what_it_would_see_with_keys_and_values(
+    masked: bool, dtype: torch.dtype
+) -> None:
     width, heads, length = 32, 4, 9
-    mask = (torch.arange(length) <= torch.tensor([[8], [3], [0]]))[:, None, None, :] if masked else None
+    mask = (
+        (torch.arange(length) <= torch.tensor([[8], [3], [0]]))[:, None, None, :]
+        if masked
+        else None
+    )
 
     def plain(x: Tensor, query: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         key, value = (x @ weight.T + torch.cat([torch.ones_like(bias), bias])).chunk(2, dim=-1)
         query, key, value = (
-            part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (query.to(x.dtype)[:, None], key, value)
+            part.unflatten(-1, (heads, -1)).transpose(1, 2)
+            for part in (query.to(x.dtype)[:, None], key, value)
         )
         scores = query @ key.mT / (width // heads) ** 0.5
         scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
         return (scores.softmax(-1) @ value).transpose(1, 2).flatten(1)
 
     assert_same(
-        lambda x, query, weight, bias: one_query_attention(x, query.to(x.dtype), weight, bias, heads, mask),
+        lambda x, query, weight, bias: one_query_attention(
+            x, query.to(x.dtype), weight, bias, heads, mask
+        ),
         plain,
         [draw(3, length, width), draw(3, width), draw(2 * width, width), draw(width)],
         dtype,
@@ -129,7 +154,12 @@ def test_linear_gelu(form: str) -> None:
 
 
 def plain_mlp(
-    x: Tensor, added: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor, bias_out: Tensor
+    x: Tensor,
+    added: Tensor,
+    weight_in: Tensor,
+    bias_in: Tensor,
+    weight_out: Tensor,
+    bias_out: Tensor,
 ) -> Tensor:
     hidden = torch.nn.functional.gelu(x @ weight_in.T + bias_in)
     return added + hidden @ weight_out.T + bias_out
@@ -157,7 +187,9 @@ def test_mlp_gives_what_learns_its_gradient_and_keeps_no_activation(frozen: int,
     exact = [part.detach().double().requires_grad_(part.requires_grad) for part in mine]
     saved: list[Tensor] = []
     x, added, *layers = mine
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor
+    ):
         got = mlp(x, *layers, added=added, form=form)
     assert sum(tuple(tensor.shape) == (15, 64) for tensor in saved) == 1
     got.sum().backward()
@@ -170,7 +202,9 @@ def test_mlp_gives_what_learns_its_gradient_and_keeps_no_activation(frozen: int,
 
 def test_a_block_keeps_its_hidden_layer_once() -> None:
     block, saved = Block(32, 2, causal=False), list[Tensor]()
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor
+    ):
         block(draw(3, 5, 32).float())
     shapes = [tuple(tensor.shape) for tensor in saved]
     assert shapes.count((15, 128)) == 1
@@ -178,7 +212,9 @@ def test_a_block_keeps_its_hidden_layer_once() -> None:
 
 
 @pytest.mark.parametrize("form", [*LINEAR, "triton"])
-def test_a_norm_leaves_the_gradient_of_a_bias_to_the_branch_where_no_kernel_of_ours_takes_it(form: str) -> None:
+def test_a_norm_leaves_the_gradient_of_a_bias_to_the_branch_where_no_kernel_of_ours_takes_it(
+    form: str,
+) -> None:
     x, weight, bias = draw(3, 5, 32).float(), draw(32).float(), draw(32).float()
     normed, beside, takes_bias_gradient = residual_norm(x, weight, bias, 1e-5, bias, form)
     assert takes_bias_gradient
@@ -211,7 +247,13 @@ def test_layer_norm_keeps_the_precision_of_its_input(dtype: torch.dtype) -> None
 def test_a_compiler_sees_a_block_as_one_graph(dtype: torch.dtype) -> None:
     """Where it cannot look into a layer, it compiles what lies between layers by itself, and soon gives up."""
     block = Block(64, 2, causal=False)
-    for part in (block.attention, block.attention.qkv, block.attention.out, block.mlp_in, block.mlp_out):
+    for part in (
+        block.attention,
+        block.attention.qkv,
+        block.attention.out,
+        block.mlp_in,
+        block.mlp_out,
+    ):
         part.compute = Compute(attention="products", linear=LINEAR[-1])
     x = draw(2, 5, 64).to(dtype).requires_grad_()
     torch.compile(block, backend="eager", fullgraph=True)(x).float().sum().backward()

@@ -12,7 +12,12 @@ from lapclip.model.shapes import SHAPES, named_shape
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("seed", 76_735_489), ("seed-as-written", 105_426_433), ("vit-b-32", 151_277_313), ("vit-b-16", 149_620_737)],
+    [
+        ("seed", 76_735_489),
+        ("seed-as-written", 105_426_433),
+        ("vit-b-32", 151_277_313),
+        ("vit-b-16", 149_620_737),
+    ],
 )
 def test_named_shapes_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
     with torch.device("meta"):
@@ -30,13 +35,22 @@ def test_a_patch_that_does_not_divide_the_image_is_refused() -> None:
 
 
 def test_heads_that_do_not_divide_the_width_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.text_heads 5 does not divide model\.text_width 64"):
+    with pytest.raises(
+        ConfigError, match=r"model\.text_heads 5 does not divide model\.text_width 64"
+    ):
         dataclasses.replace(SHAPES["tiny"], text_heads=5)
 
 
 def test_any_shape_can_be_built() -> None:
     shape = dataclasses.replace(
-        SHAPES["tiny"], image_size=30, patch=10, image_width=48, image_heads=3, text_width=20, text_heads=5, embedding=7
+        SHAPES["tiny"],
+        image_size=30,
+        patch=10,
+        image_width=48,
+        image_heads=3,
+        text_width=20,
+        text_heads=5,
+        embedding=7,
     )
     clip = CLIP(shape)
     image = clip.encode_image(torch.randn(2, 3, 30, 30))
@@ -48,7 +62,9 @@ def test_any_shape_can_be_built() -> None:
 def test_weights_depend_on_the_seed_alone() -> None:
     one, same, other = (CLIP(SHAPES["tiny"], seed=seed) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
-    assert not torch.equal(one.text.get_parameter("projection"), other.text.get_parameter("projection"))
+    assert not torch.equal(
+        one.text.get_parameter("projection"), other.text.get_parameter("projection")
+    )
 
 
 def test_logit_scale_starts_at_ln_one_over_007_and_is_held_at_ln_100() -> None:

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from lapclip.data.pixels import mean_and_std, normalise
 from lapclip.model.block import Block
-from lapclip.model.kernels import Compute, attention, has_triton, linear_gelu, projected_attention, residual_norm
+from lapclip.model.kernels import (
+    Compute,
+    attention,
+    has_triton,
+    linear_gelu,
+    projected_attention,
+    residual_norm,
+)
 from lapclip.model.shapes import SHAPES
 
 pytestmark = pytest.mark.skipif(
@@ -23,7 +30,12 @@ TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Of the norm of the difference, relative to the norm."""
 
 
-def assert_same(run: Callable[..., Tensor], plain: Callable[..., Tensor], shapes: list[tuple], dtype: torch.dtype):
+def assert_same(
+    run: Callable[..., Tensor],
+    plain: Callable[..., Tensor],
+    shapes: list[tuple],
+    dtype: torch.dtype,
+):
     draw = torch.Generator().manual_seed(0)
     mine = [torch.randn(shape, generator=draw).to("cuda", dtype) for shape in shapes]
     exact = [part.detach().double() for part in mine]
@@ -33,7 +45,10 @@ def assert_same(run: Callable[..., Tensor], plain: Callable[..., Tensor], shapes
     gradient = torch.randn(got.shape, generator=draw).to("cuda", dtype)
     got.backward(gradient)
     wanted.backward(gradient.double())
-    pairs = [(got, wanted), *((one.grad, other.grad) for one, other in zip(mine, exact, strict=True))]
+    pairs = [
+        (got, wanted),
+        *((one.grad, other.grad) for one, other in zip(mine, exact, strict=True)),
+    ]
     for one, other in pairs:
         assert one is not None
         assert other is not None
@@ -62,7 +77,9 @@ def test_attention(tokens: int, heads: int, size: int, causal: bool, dtype: torc
     )
     compute = Compute(attention="triton")
     assert_same(
-        lambda x, weight, bias: projected_attention(x, weight / 16, bias, heads, compute, causal=causal),
+        lambda x, weight, bias: projected_attention(
+            x, weight / 16, bias, heads, compute, causal=causal
+        ),
         lambda x, weight, bias: plain_attention(x @ (weight / 16).T + bias, heads, causal),
         [(3, tokens, width), (3 * width, width), (3 * width,)],
         dtype,
@@ -94,7 +111,9 @@ def test_norm_with_what_goes_past_it_and_the_gradient_of_the_branch_s_bias(
 
     assert_same(
         run,
-        lambda x, weight, bias, branch_bias: x + 3 * F.layer_norm(x, (width,), weight, bias) + branch_bias,
+        lambda x, weight, bias, branch_bias: (
+            x + 3 * F.layer_norm(x, (width,), weight, bias) + branch_bias
+        ),
         [(2, rows, width), (width,), (width,), (width,)],
         dtype,
     )
@@ -108,7 +127,9 @@ def test_pixels_are_normalised_to_the_bit(batch: int, side: int, dtype: torch.dt
     statistics = mean_and_std(shape.pixel_mean, shape.pixel_std, 1, pixels.device)
     from lapclip.model import triton_kernels
 
-    assert torch.equal(triton_kernels.normalise(pixels, *statistics, dtype), normalise(pixels, shape).to(dtype))
+    assert torch.equal(
+        triton_kernels.normalise(pixels, *statistics, dtype), normalise(pixels, shape).to(dtype)
+    )
 
 
 @pytest.mark.parametrize("compiled", [False, True])

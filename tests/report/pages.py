@@ -26,14 +26,23 @@ class Page(HTMLParser):
     @property
     def addresses(self) -> list[str]:
         """Everything a browser would fetch or go to."""
-        return [value or "" for _, named in self.elements for name, value in named.items() if name in ("src", "href")]
+        return [
+            value or ""
+            for _, named in self.elements
+            for name, value in named.items()
+            if name in ("src", "href")
+        ]
 
     def count(self, tag: str) -> int:
         return sum(name == tag for name, _ in self.elements)
 
     def titles(self) -> list[str]:
         """The plots, by their titles."""
-        names = [named["id"] for tag, named in self.elements if tag == "div" and named.get("class") == "plot"]
+        names = [
+            named["id"]
+            for tag, named in self.elements
+            if tag == "div" and named.get("class") == "plot"
+        ]
         assert list(self.charts) == names
         return self._titles
 

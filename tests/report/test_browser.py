@@ -38,14 +38,21 @@ def test_charts_are_drawn_without_errors_or_requests(
     told: list[str] = []
     page.on("console", lambda message: told.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: told.append(f"error: {error}"))
-    page.on("request", lambda request: told.append(request.url) if request.url != path.absolute().as_uri() else None)
+    page.on(
+        "request",
+        lambda request: (
+            told.append(request.url) if request.url != path.absolute().as_uri() else None
+        ),
+    )
     page.goto(path.absolute().as_uri())
     plots = page.locator(".plot")
     assert plots.count() == 14
     plots.last.locator(".xaxislayer-above").first.wait_for(state="attached", timeout=60_000)
     # Every chart holds what it is made of: curves, bars or the image of a heat map.
     shapes = "path.js-line, .bars path, image, path.point"
-    drawn = plots.evaluate_all(f"plots => plots.map(plot => plot.querySelectorAll('{shapes}').length)")
+    drawn = plots.evaluate_all(
+        f"plots => plots.map(plot => plot.querySelectorAll('{shapes}').length)"
+    )
     assert all(drawn), drawn
     assert told == []
     assert page.evaluate("typeof window.hacked") == "undefined"
@@ -53,5 +60,8 @@ def test_charts_are_drawn_without_errors_or_requests(
     assert page.evaluate("document.documentElement.scrollWidth") == width
     colours = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == colours[scheme]
-    assert page.evaluate("document.querySelector('.plot .main-svg').style.background") == colours[scheme]
+    assert (
+        page.evaluate("document.querySelector('.plot .main-svg').style.background")
+        == colours[scheme]
+    )
     page.close()

@@ -16,7 +16,11 @@ from ..conftest import lapclip
 from .pages import Page
 
 SIZES, BATCHES = (1_000_000, 10_000_000, 100_000_000), (1, 16)
-SPEEDS = {("cpu", "float32"): (1.0, 1e12), ("cpu", "bfloat16"): (1.0, 2e12), ("gpu", "float32"): (20.0, 1e13)}
+SPEEDS = {
+    ("cpu", "float32"): (1.0, 1e12),
+    ("cpu", "bfloat16"): (1.0, 2e12),
+    ("gpu", "float32"): (20.0, 1e13),
+}
 WORK = 100
 """Operations of a parameter and a pair, in the comparison made here."""
 
@@ -63,7 +67,9 @@ def comparison(places: list[tuple[str, str]] | None = None) -> dict[str, Any]:
 @pytest.fixture
 def save(here: Path, empty_cache: Path) -> Callable[[Any], Path]:
     def write(saved: Any) -> Path:
-        comparison_file().write_text(saved if isinstance(saved, str) else json.dumps(saved), encoding="utf-8")
+        comparison_file().write_text(
+            saved if isinstance(saved, str) else json.dumps(saved), encoding="utf-8"
+        )
         return comparison_file()
 
     return write
@@ -89,7 +95,9 @@ def test_the_map_names_the_fastest_and_its_factor(save: Callable[[Any], Path]) -
     save(comparison())
     write_report(None, None)
     text = Path("lapclip-comparison.md").read_text(encoding="utf-8")
-    rows = dict(line.strip("| ").split(" | ", 1) for line in text.splitlines() if " times |" in line)
+    rows = dict(
+        line.strip("| ").split(" | ", 1) for line in text.splitlines() if " times |" in line
+    )
     for size, name in zip(SIZES, ("1.0 M", "10.0 M", "100.0 M"), strict=True):
         for batch, cell in zip(BATCHES, rows[name].split(" | "), strict=True):
             cpu = min(milliseconds(place, size, batch) for place in SPEEDS if place[0] == "cpu")
@@ -104,12 +112,21 @@ def test_one_device_compares_its_precisions(save: Callable[[Any], Path]) -> None
     save(saved)
     (path, _), _ = write_report(None, None)
     page = Page(path)
-    tones = [named["class"] for tag, named in page.elements if tag == "td" and "tone" in (named.get("class") or "")]
-    assert tones == ["tone tone-0", *["tone tone-1"] * 5]  # the smallest step is nearly all overhead: a tie
+    tones = [
+        named["class"]
+        for tag, named in page.elements
+        if tag == "td" and "tone" in (named.get("class") or "")
+    ]
+    assert tones == [
+        "tone tone-0",
+        *["tone tone-1"] * 5,
+    ]  # the smallest step is nearly all overhead: a tie
     assert "bfloat16 2 times" in page.text
 
 
-def test_threads_compete_on_the_map_and_the_best_of_them_is_drawn(save: Callable[[Any], Path]) -> None:
+def test_threads_compete_on_the_map_and_the_best_of_them_is_drawn(
+    save: Callable[[Any], Path],
+) -> None:
     saved = comparison([("cpu", "float32")])
     saved["cells"] += [{**cell, "threads": 1, "ms": cell["ms"] * 1.5} for cell in saved["cells"]]
     save(saved)
@@ -127,16 +144,29 @@ def test_curves_have_dots_a_fit_and_dashed_predictions(save: Callable[[Any], Pat
     (path, _), _ = write_report(None, None)
     figure = Page(path).charts["plot-2"]
     traces = {trace["name"]: trace for trace in figure["data"]}
-    assert list(traces) == ["cpu", "cpu, fit", "cpu, predicted", "gpu", "gpu, fit", "gpu, predicted"]
+    assert list(traces) == [
+        "cpu",
+        "cpu, fit",
+        "cpu, predicted",
+        "gpu",
+        "gpu, fit",
+        "gpu, predicted",
+    ]
     assert traces["gpu"]["y"] == [milliseconds(("gpu", "float32"), size, 16) for size in SIZES]
     # The comparison was made by the formula of the fit, so its line meets the dots: of the CPU, the faster precision.
-    assert traces["cpu, fit"]["y"][-1] == pytest.approx(milliseconds(("cpu", "bfloat16"), SIZES[-1], 16))
+    assert traces["cpu, fit"]["y"][-1] == pytest.approx(
+        milliseconds(("cpu", "bfloat16"), SIZES[-1], 16)
+    )
     assert traces["cpu, predicted"]["line"]["dash"] == "dash"
-    assert traces["cpu, predicted"]["y"][-1] == pytest.approx(milliseconds(("cpu", "bfloat16"), 10**9, 16))
+    assert traces["cpu, predicted"]["y"][-1] == pytest.approx(
+        milliseconds(("cpu", "bfloat16"), 10**9, 16)
+    )
     assert figure["layout"]["xaxis"]["type"] == figure["layout"]["yaxis"]["type"] == "log"
 
 
-def test_a_run_s_report_holds_the_comparison(run_with: Callable[..., Path], empty_cache: Path) -> None:
+def test_a_run_s_report_holds_the_comparison(
+    run_with: Callable[..., Path], empty_cache: Path
+) -> None:
     run_with()
     comparison_file().write_text(json.dumps(comparison()), encoding="utf-8")
     (path, _), warnings = write_report(None, None)
@@ -146,8 +176,12 @@ def test_a_run_s_report_holds_the_comparison(run_with: Callable[..., Path], empt
     assert page.titles()[-1] == "Time of a step at batch 16"
 
 
-@pytest.mark.parametrize("damaged", ["", "{", "[]", "{}", '{"cells": 3}', '{"cells": ["a"]}', "\x00"])
-def test_a_damaged_comparison_is_left_out_with_a_warning(run_with: Callable[..., Path], damaged: str) -> None:
+@pytest.mark.parametrize(
+    "damaged", ["", "{", "[]", "{}", '{"cells": 3}', '{"cells": ["a"]}', "\x00"]
+)
+def test_a_damaged_comparison_is_left_out_with_a_warning(
+    run_with: Callable[..., Path], damaged: str
+) -> None:
     run_with()
     comparison_file().write_text(damaged, encoding="utf-8")
     done = lapclip("report", "--json")
@@ -157,9 +191,13 @@ def test_a_damaged_comparison_is_left_out_with_a_warning(run_with: Callable[...,
     assert len(json.loads(done.stdout)["files"]) == 2
 
 
-@pytest.mark.parametrize("key", ["machine", "torch", "fits", "crossover", "predictions", "recommendations"])
+@pytest.mark.parametrize(
+    "key", ["machine", "torch", "fits", "crossover", "predictions", "recommendations"]
+)
 @pytest.mark.parametrize("value", [None, "missing", 3, [], {}, [None], [{}]])
-def test_parts_that_are_missing_or_odd_are_left_out(save: Callable[[Any], Path], key: str, value: Any) -> None:
+def test_parts_that_are_missing_or_odd_are_left_out(
+    save: Callable[[Any], Path], key: str, value: Any
+) -> None:
     saved = comparison()
     if value == "missing":
         del saved[key]
@@ -171,9 +209,13 @@ def test_parts_that_are_missing_or_odd_are_left_out(save: Callable[[Any], Path],
     assert "Every cell" in Page(path).text
 
 
-@pytest.mark.parametrize("key", ["device", "dtype", "threads", "model", "parameters", "batch", "ms", "joules"])
+@pytest.mark.parametrize(
+    "key", ["device", "dtype", "threads", "model", "parameters", "batch", "ms", "joules"]
+)
 @pytest.mark.parametrize("value", [None, "<b>", -1, 0])
-def test_cells_with_odd_figures_do_not_end_a_report(save: Callable[[Any], Path], key: str, value: Any) -> None:
+def test_cells_with_odd_figures_do_not_end_a_report(
+    save: Callable[[Any], Path], key: str, value: Any
+) -> None:
     saved = comparison()
     for cell in saved["cells"][::2]:
         cell[key] = value
@@ -190,7 +232,9 @@ def test_cells_that_could_not_run_say_why(save: Callable[[Any], Path]) -> None:
     assert "not run: it needs 9 GB of memory" in Page(path).text
 
 
-def test_the_look_inside_a_step_is_shown_with_the_names_of_the_devices(save: Callable[[Any], Path]) -> None:
+def test_the_look_inside_a_step_is_shown_with_the_names_of_the_devices(
+    save: Callable[[Any], Path],
+) -> None:
     saved = comparison()
     saved["devices"] = {"gpu": "A <fast> card", "cpu": "A <chip>"}
     saved["microscope"] = {

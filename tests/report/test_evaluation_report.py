@@ -16,7 +16,12 @@ from lapclip.data.dataset import Pairs
 from lapclip.evaluation.evaluation import evaluate_classes, evaluate_pairs
 from lapclip.report import report_files, to_markdown, write_report
 from lapclip.report.document import to_html
-from lapclip.report.evaluation_report import confusion, evaluation_report, evaluation_sections, sections
+from lapclip.report.evaluation_report import (
+    confusion,
+    evaluation_report,
+    evaluation_sections,
+    sections,
+)
 from lapclip.user_files import write_user_files
 
 from ..browsing import needs_browser
@@ -36,27 +41,47 @@ def evaluation(folder: Path, words: str = "a thing") -> dict[str, Any]:
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
     for at in range(40):
         Image.fromarray(pixels[at]).save(folder / "pictures" / f"evaluation-{at}.jpg")
-    return {"run": "runs/mine", "data": words, "split": "test", "why_split": "asked for", "notes": [words], **found}
+    return {
+        "run": "runs/mine",
+        "data": words,
+        "split": "test",
+        "why_split": "asked for",
+        "notes": [words],
+        **found,
+    }
 
 
 def classes(folder: Path, name: str = "owl") -> dict[str, Any]:
     images, rows, _ = noisy_pairs(30, 0.0)
     found = evaluate_classes(unit(images + 0.5), rows[:3], np.arange(30) % 3, [name, "cat", "dog"])
-    return {"run": "runs/mine", "data": "x", "split": "all", "why_split": "y", "templates": ["a {}."], **found}
+    return {
+        "run": "runs/mine",
+        "data": "x",
+        "split": "all",
+        "why_split": "y",
+        "templates": ["a {}."],
+        **found,
+    }
 
 
 def test_the_page_shows_every_plot_and_images_with_their_frames(tmp_path: Path) -> None:
     found = evaluation(tmp_path)
-    page = Page(write_user_files(report_files(evaluation_report(found, tmp_path), tmp_path, "evaluation"))[0])
+    page = Page(
+        write_user_files(report_files(evaluation_report(found, tmp_path), tmp_path, "evaluation"))[
+            0
+        ]
+    )
     assert page.titles()[:4] == PLOTS
     assert {"Most confused", "Answers to some captions"} <= {*page.titles()}
-    shown = sum(len(example["top"]) + (example["rank"] > 5) for example in found["examples"]) + 2 * len(
-        found["confused"]
-    )
+    shown = sum(
+        len(example["top"]) + (example["rank"] > 5) for example in found["examples"]
+    ) + 2 * len(found["confused"])
     assert page.count("img") == shown
     assert all(address.startswith("data:image/jpeg;base64,") for address in page.addresses)
     frames = [
-        named["class"] for tag, named in page.elements if tag == "div" and str(named.get("class")).startswith("image ")
+        named["class"]
+        for tag, named in page.elements
+        if tag == "div" and str(named.get("class")).startswith("image ")
     ]
     assert frames.count("image right") == len(found["examples"]) + len(found["confused"])
     assert "modality gap" in page.text
@@ -65,7 +90,11 @@ def test_the_page_shows_every_plot_and_images_with_their_frames(tmp_path: Path) 
 
 def test_whiskers_reach_from_the_lower_to_the_upper_end_of_each_interval(tmp_path: Path) -> None:
     found = evaluation(tmp_path)
-    page = Page(write_user_files(report_files(evaluation_report(found, tmp_path), tmp_path, "evaluation"))[0])
+    page = Page(
+        write_user_files(report_files(evaluation_report(found, tmp_path), tmp_path, "evaluation"))[
+            0
+        ]
+    )
     recalls, *_ = page.charts.values()
     drawn = [trace for trace in recalls["data"] if "error_y" in trace]
     for way, trace in zip(("t2i", "i2t"), drawn, strict=True):
@@ -76,17 +105,23 @@ def test_whiskers_reach_from_the_lower_to_the_upper_end_of_each_interval(tmp_pat
             assert value - trace["error_y"]["arrayminus"][at] == pytest.approx(low)
 
 
-def test_a_runs_report_holds_its_evaluations_the_newest_first(run_with: Callable[..., Path]) -> None:
+def test_a_runs_report_holds_its_evaluations_the_newest_first(
+    run_with: Callable[..., Path],
+) -> None:
     run = run_with()
     for name, make in (("test", evaluation), ("things-all", classes)):
         folder = run / "evaluation" / name
         folder.mkdir(parents=True)
         (folder / "evaluation.json").write_text(json.dumps(make(folder)), encoding="utf-8")
     (run / "evaluation" / "torn").mkdir()
-    (run / "evaluation" / "torn" / "evaluation.json").write_text('{"evaluation": ', encoding="utf-8")
+    (run / "evaluation" / "torn" / "evaluation.json").write_text(
+        '{"evaluation": ', encoding="utf-8"
+    )
     (html, markdown), _ = write_report("mine", None)
     titles = Page(html).titles()
-    assert [title for title in titles if title in (*PLOTS, "Confusion matrix")][-1] == "Similarities"
+    assert [title for title in titles if title in (*PLOTS, "Confusion matrix")][
+        -1
+    ] == "Similarities"
     assert titles.index("Confusion matrix") < titles.index("Recall")
     text = markdown.read_text(encoding="utf-8")
     assert "## Evaluation: a thing, split test" in text
@@ -99,7 +134,9 @@ def test_words_from_outside_stay_words(tmp_path: Path) -> None:
         (tmp_path / "page.html").write_text(to_html(report), encoding="utf-8")
         page = Page(tmp_path / "page.html")
         assert page.count("script") == 3
-        assert not [named for _, named in page.elements if any(name.startswith("on") for name in named)]
+        assert not [
+            named for _, named in page.elements if any(name.startswith("on") for name in named)
+        ]
         assert " ".join(HOSTILE.split()) in page.text
         assert "<script" not in to_markdown(report).replace("\\<", "")
 
@@ -126,8 +163,12 @@ def test_what_is_missing_or_odd_is_left_out(tmp_path: Path) -> None:
 
 def test_images_of_training_are_told_at_the_top(tmp_path: Path) -> None:
     found = evaluation(tmp_path)
-    assert "no test of the model" not in to_markdown(evaluation_report({**found, "trained_on": 0}, tmp_path))
-    assert "no test of the model" in to_markdown(evaluation_report({**found, "trained_on": 12}, tmp_path))
+    assert "no test of the model" not in to_markdown(
+        evaluation_report({**found, "trained_on": 0}, tmp_path)
+    )
+    assert "no test of the model" in to_markdown(
+        evaluation_report({**found, "trained_on": 12}, tmp_path)
+    )
 
 
 def test_of_many_classes_the_matrix_shows_those_in_the_most_mistakes() -> None:
@@ -161,7 +202,9 @@ def test_a_thumbnail_that_is_gone_leaves_its_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
 def test_the_page_is_drawn_and_fits(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
     found = evaluation(tmp_path, HOSTILE) | {"zeroshot": classes(tmp_path, HOSTILE)["zeroshot"]}
-    path = write_user_files(report_files(evaluation_report(found, tmp_path), tmp_path, "evaluation"))[0]
+    path = write_user_files(
+        report_files(evaluation_report(found, tmp_path), tmp_path, "evaluation")
+    )[0]
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     told: list[str] = []
     page.on("console", lambda message: told.append(message.text))
@@ -169,7 +212,9 @@ def test_the_page_is_drawn_and_fits(browser: Any, tmp_path: Path, width: int, sc
     page.goto(path.absolute().as_uri())
     plots = page.locator(".plot")
     plots.last.locator(".xaxislayer-above").first.wait_for(state="attached", timeout=60_000)
-    drawn = plots.evaluate_all("plots => plots.map(plot => plot.querySelectorAll('.bars path, image').length)")
+    drawn = plots.evaluate_all(
+        "plots => plots.map(plot => plot.querySelectorAll('.bars path, image').length)"
+    )
     assert len(drawn) == 6
     assert all(drawn), drawn
     assert told == []

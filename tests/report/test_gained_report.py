@@ -25,15 +25,27 @@ def curve(first: float, last: float) -> list[dict[str, Any]]:
     for alpha in ALPHAS:
         value = first + alpha * (last - first)
         between = [value - 0.01, value + 0.03]
-        change = {"change": value - first, "change_interval": [value - first - 0.01, value - first + 0.01]}
+        change = {
+            "change": value - first,
+            "change_interval": [value - first - 0.01, value - first + 0.01],
+        }
         points.append({"alpha": alpha, "value": value, "interval": between, **change})
     return points
 
 
 def gained(name: str = "photos") -> dict[str, Any]:
     recalls = {f"{way}_r{place}": place / 20 for way in ("t2i", "i2t") for place in (1, 5, 10)}
-    scores = {**recalls, "intervals": {key: [value - 0.01, value + 0.01] for key, value in recalls.items()}}
-    new = {"before": scores, "after": scores, "recommended": scores, "curve": curve(0.12, 0.3), "figure": "mean recall"}
+    scores = {
+        **recalls,
+        "intervals": {key: [value - 0.01, value + 0.01] for key, value in recalls.items()},
+    }
+    new = {
+        "before": scores,
+        "after": scores,
+        "recommended": scores,
+        "curve": curve(0.12, 0.3),
+        "figure": "mean recall",
+    }
     shared = {"chance": 0.1, "pictures": 240, "figure": "zero-shot top-1"}
     return {
         "run": "runs/mine", "alpha": 0.6, "why": "the best", "summary": f"Fine-tuning gained on {name}.",

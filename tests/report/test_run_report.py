@@ -23,7 +23,9 @@ from ..conftest import lapclip
 from .conftest import Events
 from .pages import Page
 
-HOSTILE = "</script><script>hacked=1</script><img src=x onerror=hacked=1> | [a](https://example.com) `b`"
+HOSTILE = (
+    "</script><script>hacked=1</script><img src=x onerror=hacked=1> | [a](https://example.com) `b`"
+)
 Make = Callable[..., Path]
 
 
@@ -50,7 +52,11 @@ def test_a_page_holds_everything_and_asks_no_network(run_with: Make) -> None:
     run_with()
     page = page_of()
     assert page.addresses == []
-    policies = [named["content"] for _, named in page.elements if named.get("http-equiv") == "Content-Security-Policy"]
+    policies = [
+        named["content"]
+        for _, named in page.elements
+        if named.get("http-equiv") == "Content-Security-Policy"
+    ]
     assert len(policies) == 1
     assert str(policies[0]).startswith("default-src 'none'")
     assert page.titles() == [
@@ -89,7 +95,10 @@ def test_markdown_has_the_same_figures(run_with: Make) -> None:
     scores = finished["evaluation"]
     low, high = scores["intervals"]["t2i_r1"]
     kept = f"model of step {finished['best_step']}"
-    assert f"| {scores['t2i_r1']:.1%} | {kept}; {low:.1%} to {high:.1%}; chance {scores['chance']:.1%} |" in text
+    assert (
+        f"| {scores['t2i_r1']:.1%} | {kept}; {low:.1%} to {high:.1%}; chance {scores['chance']:.1%} |"
+        in text
+    )
     assert f"{finished['pairs_per_second']:,.0f} pairs/s" in text
     assert f"| peak memory | {words.size(finished['peak_memory_bytes'])} |" in text
     for name, reason in events[0]["reasons"].items():
@@ -109,7 +118,9 @@ def test_an_unfinished_run_is_reported_as_far_as_it_is(run_with: Make, kept: int
     folder = run_with(lambda events: events[:kept])
     page = page_of()
     assert "died" in page.text
-    steps = sum('"type": "step"' in line for line in (folder / "events.jsonl").read_text().splitlines())
+    steps = sum(
+        '"type": "step"' in line for line in (folder / "events.jsonl").read_text().splitlines()
+    )
     assert ("No step has been recorded yet" in page.text) == (steps == 0)
     assert ("Loss" in page.titles()) == (steps > 0)
 
@@ -125,7 +136,11 @@ def test_a_running_run_says_so_and_how_long_it_takes(run_with: Make) -> None:
 
 
 def test_a_run_without_evaluations_leaves_scores_out(run_with: Make) -> None:
-    run_with(lambda events: [event for event in events if event["type"] not in ("evaluation", "finished")])
+    run_with(
+        lambda events: [
+            event for event in events if event["type"] not in ("evaluation", "finished")
+        ]
+    )
     page = page_of()
     assert "Held-out scores" not in page.text
     names = [trace["name"] for trace in page.charts["plot-2"]["data"]]
@@ -135,7 +150,9 @@ def test_a_run_without_evaluations_leaves_scores_out(run_with: Make) -> None:
 def test_float16_overflow_is_counted_and_leaves_no_hole(run_with: Make) -> None:
     def overflow(events: Events) -> Events:
         return [
-            {**e, "grad_norm": None, "grad_norms": {}} if e.get("step") == 3 and e["type"] == "step" else e
+            {**e, "grad_norm": None, "grad_norms": {}}
+            if e.get("step") == 3 and e["type"] == "step"
+            else e
             for e in events
         ]
 
@@ -148,8 +165,18 @@ def test_float16_overflow_is_counted_and_leaves_no_hole(run_with: Make) -> None:
 def test_steps_repeated_after_a_crash_count_once(run_with: Make) -> None:
     def crash(events: Events) -> Events:
         at = next(i for i, e in enumerate(events) if e["type"] == "step" and e["step"] == 8)
-        lost = [{**e, "loss": 99.0} if e["type"] == "step" and e["step"] > 4 else e for e in events[: at + 1]]
-        resumed = {"v": 1, "type": "resumed", "time": events[at]["time"] + 3600, "step": 4, "steps": 12, "skipped": []}
+        lost = [
+            {**e, "loss": 99.0} if e["type"] == "step" and e["step"] > 4 else e
+            for e in events[: at + 1]
+        ]
+        resumed = {
+            "v": 1,
+            "type": "resumed",
+            "time": events[at]["time"] + 3600,
+            "step": 4,
+            "steps": 12,
+            "skipped": [],
+        }
         again = next(i for i, e in enumerate(events) if e["type"] == "step" and e["step"] == 5)
         later = [{**e, "time": e["time"] + 3600} for e in events[again:]]
         return [*lost, resumed, *later]
@@ -164,7 +191,11 @@ def test_steps_repeated_after_a_crash_count_once(run_with: Make) -> None:
 
 
 def test_what_is_not_a_number_is_left_out(run_with: Make) -> None:
-    run_with(lambda events: [{**e, "loss": math.nan} if e.get("step") == 2 and "loss" in e else e for e in events])
+    run_with(
+        lambda events: [
+            {**e, "loss": math.nan} if e.get("step") == 2 and "loss" in e else e for e in events
+        ]
+    )
     assert 2 not in page_of().charts["plot-1"]["data"][0]["x"]
 
 
@@ -178,7 +209,12 @@ def sensed(joules: Any, reason: str | None) -> Callable[[Events], Events]:
             if event["type"] == "step":
                 at = event["step"]
                 counted = None if joules is None else {"cpu": joules * at}
-                figures = {"celsius": 50.0 + at, "megahertz": 3000.0, "core_use": [1.0, 0.1], "swap_bytes": 10**9}
+                figures = {
+                    "celsius": 50.0 + at,
+                    "megahertz": 3000.0,
+                    "core_use": [1.0, 0.1],
+                    "swap_bytes": 10**9,
+                }
                 more = {
                     "type": "sensors",
                     "step": at,
@@ -218,8 +254,20 @@ def ranked(hosts: list[str]) -> Callable[[Events], Events]:
     def change(events: Events) -> Events:
         told = [event["step"] for event in events if event["type"] == "step"]
         worth = {"hosts": hosts, "predicted_step_seconds": 0.8, "alone_step_seconds": 1.5}
-        together = {"type": "together", "time": events[0]["time"], "step": 0, "worth": worth, "text": "worth it"}
-        ranks = {"type": "ranks", "hosts": hosts, "shards": [6, 2], "waited": [0.4, 0.03], "writer": 0}
+        together = {
+            "type": "together",
+            "time": events[0]["time"],
+            "step": 0,
+            "worth": worth,
+            "text": "worth it",
+        }
+        ranks = {
+            "type": "ranks",
+            "hosts": hosts,
+            "shards": [6, 2],
+            "waited": [0.4, 0.03],
+            "writer": 0,
+        }
         sent = {"bytes_per_second": [2e7, 1e7], "time": events[-1]["time"]}
         steps = [*events[:-1], *({**ranks, **sent, "step": at} for at in told), events[-1]]
         return [steps[0], together, *steps[1:]]
@@ -284,9 +332,18 @@ def test_hostile_words_stay_text(run_with: Make, here: Path) -> None:
 
 def test_no_text_inside_a_figure_can_end_its_script(tmp_path: Path) -> None:
     traces = [{"type": "scatter", "name": HOSTILE, "x": [1], "y": [2]}]
-    plot = Plot(HOSTILE, traces, {}, HOSTILE, Table([HOSTILE], [[HOSTILE], [Cell(HOSTILE, 1)]], folded=HOSTILE))
+    plot = Plot(
+        HOSTILE,
+        traces,
+        {},
+        HOSTILE,
+        Table([HOSTILE], [[HOSTILE], [Cell(HOSTILE, 1)]], folded=HOSTILE),
+    )
     report = Report(
-        HOSTILE, HOSTILE, [Headline(HOSTILE, HOSTILE, HOSTILE)], [Section(HOSTILE, [plot, Sentences([HOSTILE])])]
+        HOSTILE,
+        HOSTILE,
+        [Headline(HOSTILE, HOSTILE, HOSTILE)],
+        [Section(HOSTILE, [plot, Sentences([HOSTILE])])],
     )
     path = tmp_path / "page.html"
     path.write_text(to_html(report), encoding="utf-8")
@@ -326,7 +383,10 @@ def test_reporting_loads_neither_torch_nor_plotly(run_with: Make) -> None:
 def test_a_long_run_makes_no_longer_page(run_with: Make) -> None:
     def stretch(events: Events) -> Events:
         step = next(event for event in events if event["type"] == "step")
-        return [events[0], *({**step, "step": at, "time": step["time"] + at} for at in range(1, 20_001))]
+        return [
+            events[0],
+            *({**step, "step": at, "time": step["time"] + at} for at in range(1, 20_001)),
+        ]
 
     run_with(stretch)
     page = page_of()

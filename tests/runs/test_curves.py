@@ -16,11 +16,20 @@ def counted(values: list[float]) -> Curve:
 
 
 def test_only_finite_numbers_are_numbers() -> None:
-    assert [number(value) for value in (1, 0.5, True, None, "3", math.nan, math.inf)] == [1, 0.5, *[None] * 5]
+    assert [number(value) for value in (1, 0.5, True, None, "3", math.nan, math.inf)] == [
+        1,
+        0.5,
+        *[None] * 5,
+    ]
 
 
 def test_events_without_the_figure_are_passed_over() -> None:
-    events = [{"step": 1, "loss": 2.0}, {"step": 2}, {"step": 3, "loss": math.nan}, {"step": 4, "loss": 1.0}]
+    events = [
+        {"step": 1, "loss": 2.0},
+        {"step": 2},
+        {"step": 3, "loss": math.nan},
+        {"step": 4, "loss": 1.0},
+    ]
     assert curve(events, lambda event: event.get("loss")) == Curve([1, 4], [2.0, 1.0])
 
 

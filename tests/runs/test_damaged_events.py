@@ -25,7 +25,22 @@ from lapclip.watch.web.snapshot import snapshot
 
 from ..watch.made import ended, evaluation, memory, ranks, sensors, started, step, together
 
-ODD = [-1, -(10**9), 0, 1e308, -1e308, 10**400, math.nan, math.inf, -math.inf, 1e-308, 2**63, True, None, "odd"]
+ODD = [
+    -1,
+    -(10**9),
+    0,
+    1e308,
+    -1e308,
+    10**400,
+    math.nan,
+    math.inf,
+    -math.inf,
+    1e-308,
+    2**63,
+    True,
+    None,
+    "odd",
+]
 
 
 def whole_run() -> list[dict[str, Any]]:
@@ -42,13 +57,27 @@ def whole_run() -> list[dict[str, Any]]:
         if number % 10 == 0:
             held_out = evaluation(number, 0.3 if number == 20 else 0.1)
             similarities = {"spread": 0.1, "mean": 0.2, "pictures": 0.1, "captions": 0.1}
-            intervals = {f"{way}_r{rank}": [0.01, 0.2] for way in ("t2i", "i2t") for rank in (1, 10)}
+            intervals = {
+                f"{way}_r{rank}": [0.01, 0.2] for way in ("t2i", "i2t") for rank in (1, 10)
+            }
             chances = {"t2i_r10": 0.04, "i2t_r10": 0.04}
-            held_out["evaluation"] |= {"similarities": similarities, "intervals": intervals, "chances": chances}
+            held_out["evaluation"] |= {
+                "similarities": similarities,
+                "intervals": intervals,
+                "chances": chances,
+            }
             held_out["best"] = number == 20
-            events += [held_out, memory(number), ranks(number), {**sensors(number), "others": 0.3, "throttled": True}]
+            events += [
+                held_out,
+                memory(number),
+                ranks(number),
+                {**sensors(number), "others": 0.3, "throttled": True},
+            ]
     last = {"split": "val", **events[-4]["evaluation"]}
-    return [*events, ended(60, evaluation=last, training_seconds=60.0, pairs_per_second=16.0, best_step=20)]
+    return [
+        *events,
+        ended(60, evaluation=last, training_seconds=60.0, pairs_per_second=16.0, best_step=20),
+    ]
 
 
 RUN = whole_run()
@@ -66,7 +95,11 @@ def numbers_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
         yield path
 
 
-PATHS = [path for at in (0, 1, 20, 35, 40, 41, 42, 43, 44, len(RUN) - 1) for path in numbers_of(RUN[at], (at,))]
+PATHS = [
+    path
+    for at in (0, 1, 20, 35, 40, 41, 42, 43, 44, len(RUN) - 1)
+    for path in numbers_of(RUN[at], (at,))
+]
 
 
 def examined(events: list[dict[str, Any]]) -> list[str]:
@@ -84,7 +117,9 @@ def examined(events: list[dict[str, Any]]) -> list[str]:
 
 
 def test_the_run_is_one_that_many_checks_have_something_to_say_about() -> None:
-    assert {"small-validation", "duplicate-captions", "overfitting", "small-batch"} <= set(examined(RUN))
+    assert {"small-validation", "duplicate-captions", "overfitting", "small-batch"} <= set(
+        examined(RUN)
+    )
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)

@@ -25,7 +25,12 @@ def test_events_come_back_with_version_type_and_time(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     log.append(stopped(3))
     (event,) = read_events(tmp_path / "events.jsonl")
-    assert (event["v"], event["type"], event["step"], event["reason"]) == (VERSION, "stopped", 3, "a test")
+    assert (event["v"], event["type"], event["step"], event["reason"]) == (
+        VERSION,
+        "stopped",
+        3,
+        "a test",
+    )
     assert event["time"] > 1.7e9
 
 
@@ -57,7 +62,9 @@ def test_a_file_without_a_whole_line_starts_anew(tmp_path: Path, half: str) -> N
 def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(
-        b'{"type":"step","step":1}\n\xff\xfe\n[1]\nnull\n' + DEEP + b'\n{"type":[]}\n{"type":"step","step":2}\n'
+        b'{"type":"step","step":1}\n\xff\xfe\n[1]\nnull\n'
+        + DEEP
+        + b'\n{"type":[]}\n{"type":"step","step":2}\n'
     )
     assert steps(path) == [1, 2]
     assert [event["step"] for event in Tail(path).read()] == [1, 2]
@@ -102,7 +109,9 @@ def test_no_file_has_no_events(tmp_path: Path) -> None:
     assert list(read_events(tmp_path / "none.jsonl")) == []
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full, as Linux has")
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="needs a device that is always full, as Linux has"
+)
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     log._file = open("/dev/full", "a", encoding="utf-8")  # noqa: SIM115

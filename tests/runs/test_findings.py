@@ -78,7 +78,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], R
 
 def _train(name: str, settings: list[str], change: Change) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lapclip.commands.train.set_up", lambda *arguments: change(set_up(*arguments)))
+        patch.setattr(
+            "lapclip.commands.train.set_up", lambda *arguments: change(set_up(*arguments))
+        )
         train("first-run", [*SMALL, *settings], name=name)
 
 
@@ -93,7 +95,10 @@ def with_splits(setup: RunSetup, **splits: Pairs) -> RunSetup:
 
 def black(setup: RunSetup) -> RunSetup:
     """Every image is black, as if none had been decoded."""
-    blank = {name: Pairs(np.zeros_like(pairs.pixels[:]), pairs.captions) for name, pairs in setup.data.splits.items()}
+    blank = {
+        name: Pairs(np.zeros_like(pairs.pixels[:]), pairs.captions)
+        for name, pairs in setup.data.splits.items()
+    }
     return with_splits(setup, **blank)
 
 
@@ -153,7 +158,9 @@ def later(setup: RunSetup) -> RunSetup:
     """A model that knows some pairs by heart is trained on others, and scored on the ones it knew."""
     setup.step.model.load_state_dict(load_torch("runs/healthy").model.state_dict())
     known = load_scenes(DataConfig(train_pairs=64), setup.config.model.image_size).train
-    return with_splits(setup, val=Pairs(known.pixels, [captions[:1] for captions in known.captions]))
+    return with_splits(
+        setup, val=Pairs(known.pixels, [captions[:1] for captions in known.captions])
+    )
 
 
 FAULTS: dict[str, tuple[list[str], Change]] = {
@@ -163,13 +170,24 @@ FAULTS: dict[str, tuple[list[str], Change]] = {
     "black": ([], black),
     "duplicates": ([], few_captions),
     "few-held-out": ([], few_held_out),
-    "slow-disk": (["model.image_layers=1", "model.text_layers=1", "model.text_width=16"], slow_disk),
+    "slow-disk": (
+        ["model.image_layers=1", "model.text_layers=1", "model.text_width=16"],
+        slow_disk,
+    ),
     "frozen": ([], frozen_text),
     "tiny-projection": (["train.learning_rate=1e-7"], tiny_projection),
-    "half": (["train.dtype=float16", "train.batch_size=8", "data.train_pairs=16", "train.seed=1"], coarse_scale),
+    "half": (
+        ["train.dtype=float16", "train.batch_size=8", "data.train_pairs=16", "train.seed=1"],
+        coarse_scale,
+    ),
     "hurried": (["train.batch_size=8", "train.warmup=1.0"], as_it_is),
     "forgetful": (
-        ["data.seed=1", "train.learning_rate=2e-3", "train.steps=36", "train.evaluate_every_epochs=1"],
+        [
+            "data.seed=1",
+            "train.learning_rate=2e-3",
+            "train.steps=36",
+            "train.evaluate_every_epochs=1",
+        ],
         later,
     ),
 }
@@ -187,7 +205,9 @@ BUSY = "waiting-for-data"
 
 def found_in(run: Run) -> dict[str, Finding]:
     found = findings(summary_of(run), surroundings_of(run))
-    return {finding.id: finding for finding in found if finding.id != BUSY or run.name == "slow-disk"}
+    return {
+        finding.id: finding for finding in found if finding.id != BUSY or run.name == "slow-disk"
+    }
 
 
 def changed(run: Run, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Summary:
@@ -203,7 +223,11 @@ def test_a_healthy_run_has_no_findings_and_nearly_everything_was_looked_for(runs
     done = examine(summary_of(runs("healthy")), surroundings_of(runs("healthy")))
     assert [finding.id for finding in done.findings if finding.id != BUSY] == []
     # These need a longer run, a sensor or a tuning.
-    assert {check.id for check in CHECKS} - set(done.checked) <= {"overfitting", "throttled", "slower-than-tuned"}
+    assert {check.id for check in CHECKS} - set(done.checked) <= {
+        "overfitting",
+        "throttled",
+        "slower-than-tuned",
+    }
 
 
 @pytest.mark.parametrize(
@@ -254,7 +278,10 @@ def test_a_stuck_loss_is_found_beside_a_teachers(runs, weight: float, expected: 
     def taught(event: dict[str, Any]) -> dict[str, Any]:
         if event["type"] == "started":
             config = event["config"]
-            return {**event, "config": {**config, "train": {**config["train"], "teacher_weight": weight}}}
+            return {
+                **event,
+                "config": {**config, "train": {**config["train"], "teacher_weight": weight}},
+            }
         if event["type"] != "step":
             return event
         return {**event, "loss": (1 - weight) * event["loss"] + weight * 0.5, "teacher_loss": 0.5}
@@ -290,7 +317,9 @@ def test_the_ceiling_is_one_that_a_perfect_model_reaches() -> None:
     assert counted == {"captions": 5, "distinct": 3, "told_apart": 0.25}
 
 
-def test_not_a_number_is_found_in_the_run_it_ended(runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_a_number_is_found_in_the_run_it_ended(
+    runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TrainingError):
         train("first-run", [*SMALL, "train.learning_rate=1e30"], name="nan")
@@ -317,7 +346,8 @@ def test_a_run_that_failed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_run_in_the_background_that_never_began_points_to_its_log() -> None:
     (finding,) = findings(
-        summarise([]), Surroundings(name="elsewhere/early", state="failed", log="elsewhere/early/log.txt")
+        summarise([]),
+        Surroundings(name="elsewhere/early", state="failed", log="elsewhere/early/log.txt"),
     )
     assert finding.id == "failed"
     assert finding.evidence.endswith("see elsewhere/early/log.txt")
@@ -331,14 +361,21 @@ def test_nothing_is_said_about_learning_after_a_few_steps(runs) -> None:
 
 
 def test_a_run_that_died_is_resumed_and_one_that_waits_is_paused(runs, tmp_path: Path) -> None:
-    run = cut_short(runs("healthy"), tmp_path, {"type": "paused", "step": 20, "reason": "on battery below 30 %"})
+    run = cut_short(
+        runs("healthy"), tmp_path, {"type": "paused", "step": 20, "reason": "on battery below 30 %"}
+    )
     found = found_in(run)
     assert list(found) == ["died"]
     assert "nothing after step 20 of 120" in found["died"].evidence
-    assert found["died"].next.startswith(f"lapclip resume {quoted(str(run.path))}, ")  # it lies elsewhere
+    assert found["died"].next.startswith(
+        f"lapclip resume {quoted(str(run.path))}, "
+    )  # it lies elsewhere
     assert "memory" not in found["died"].evidence
     started = [event for event in read_events(run.events) if event["type"] == "started"]
-    early = {finding.id: finding for finding in findings(summarise(started), Surroundings(name="m", state="died"))}
+    early = {
+        finding.id: finding
+        for finding in findings(summarise(started), Surroundings(name="m", state="died"))
+    }
     assert "out of memory" in early["died"].evidence  # it never took a step
     assert "train.micro_batch=" in early["died"].next
     with run.lock():
@@ -361,13 +398,16 @@ def cut_short(run: Run, folder: Path, *more: dict[str, Any]) -> Run:
 
 def test_a_machine_that_slept_is_a_note(runs) -> None:
     slept = changed(
-        runs("healthy"), lambda event: {**event, "time": event["time"] + 7200 * (event.get("step", 0) > 50)}
+        runs("healthy"),
+        lambda event: {**event, "time": event["time"] + 7200 * (event.get("step", 0) > 50)},
     )
     assert ids(slept) == ["paused"]
     assert "nothing happened for 120 min in all, once" in findings(slept)[0].evidence
 
 
-def test_runs_that_train_at_once_compete(runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_train_at_once_compete(
+    runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = cut_short(runs("healthy"), tmp_path)
     other = Run(run.path.with_name("other"))
     other.path.mkdir()
@@ -379,7 +419,10 @@ def test_runs_that_train_at_once_compete(runs, tmp_path: Path, monkeypatch: pyte
         with other.lock():
             assert list(found_in(run)) == ["competing-runs"]
             assert "lapclip stop other" in found_in(run)["competing-runs"].next
-            started = {**next(read_events(run.events)), "devices": {"image": "cuda", "text": "cuda"}}
+            started = {
+                **next(read_events(run.events)),
+                "devices": {"image": "cuda", "text": "cuda"},
+            }
             other.events.write_text(json.dumps(started) + "\n")
             assert list(found_in(run)) == []
 
@@ -410,7 +453,15 @@ def test_one_way_that_finds_far_more_than_the_other(runs) -> None:
         if event["type"] != "evaluation":
             return event
         intervals = {"t2i_r1": [0.1, 0.2], "i2t_r1": [0.3, 0.5]}
-        return {**event, "evaluation": {**event["evaluation"], "t2i_r1": 0.15, "i2t_r1": 0.4, "intervals": intervals}}
+        return {
+            **event,
+            "evaluation": {
+                **event["evaluation"],
+                "t2i_r1": 0.15,
+                "i2t_r1": 0.4,
+                "intervals": intervals,
+            },
+        }
 
     assert ids(changed(runs("healthy"), lopsided)) == ["one-tower"]
 
@@ -434,15 +485,28 @@ def test_what_needs_another_machine(runs) -> None:
     limit = events[0]["memory_limit_bytes"]
     assert limit > events[-1]["peak_memory_bytes"]
     sensors = next(event for event in events if event["type"] == "sensors")
-    events = [event for event in events if event["type"] != "sensors"]  # a slow run has more of them
-    hot = [{**sensors, "step": at, "throttled": at % 3 == 0, "celsius": 90.0 + at, "megahertz": 900} for at in range(9)]
+    events = [
+        event for event in events if event["type"] != "sensors"
+    ]  # a slow run has more of them
+    hot = [
+        {**sensors, "step": at, "throttled": at % 3 == 0, "celsius": 90.0 + at, "megahertz": 900}
+        for at in range(9)
+    ]
     assert ids(summarise([*events, *hot])) == ["throttled"]
     assert "at 3 of 9 readings" in findings(summarise([*events, *hot]))[0].evidence
-    assert ids(summarise([*events, hot[0], *({**look, "throttled": False} for look in hot)])) == []  # once is nothing
-    busy = [{**sensors, "step": at, "core_use": [1.0, 1.0], "others": 0.5 if at % 3 == 0 else 0.1} for at in range(9)]
+    assert (
+        ids(summarise([*events, hot[0], *({**look, "throttled": False} for look in hot)])) == []
+    )  # once is nothing
+    busy = [
+        {**sensors, "step": at, "core_use": [1.0, 1.0], "others": 0.5 if at % 3 == 0 else 0.1}
+        for at in range(9)
+    ]
     assert ids(summarise([*events, *busy])) == []  # one thread finds a core
     config = events[0]["config"]
-    two = [{**events[0], "config": {**config, "train": {**config["train"], "threads": 2}}}, *events[1:]]
+    two = [
+        {**events[0], "config": {**config, "train": {**config["train"], "threads": 2}}},
+        *events[1:],
+    ]
     assert ids(summarise([*two, *busy])) == ["busy-cores"]
     (finding,) = findings(summarise([*two, *busy]))
     assert f"at 3 of {9 + sum(event['type'] == 'sensors' for event in events)}" in finding.evidence
@@ -459,22 +523,42 @@ def test_what_needs_another_machine(runs) -> None:
         "text": "on the CPU",
     }
     assert "busy-cores" in ids(summarise([*on_gpu, lost, *busy]))
-    for odd in ({"others": 1e308}, {"others": -(10**308)}, {"step": "five"}, {"step": None}, {"core_use": 3}):
+    for odd in (
+        {"others": 1e308},
+        {"others": -(10**308)},
+        {"step": "five"},
+        {"step": None},
+        {"core_use": 3},
+    ):
         examine(summarise([*two, *({**event, **odd} for event in [*busy, *hot])]))
-    swapped = [{**sensors, "swap_bytes": sensors["swap_bytes"] + grown} for grown in (0, 2_000_000_000)]
+    swapped = [
+        {**sensors, "swap_bytes": sensors["swap_bytes"] + grown} for grown in (0, 2_000_000_000)
+    ]
     assert ids(summarise([*events, *swapped])) == ["swapping"]
     full = {"type": "memory", "step": 80, "process_bytes": 1, "peak_bytes": round(0.95 * limit)}
     (finding,) = findings(summarise([*events[:-1], full]))
     assert finding.id == "memory-limit"
     assert "--set train.micro_batch=16" in finding.next
-    fell = {"type": "fell_back", "step": 40, "cause": "out of memory", "change": {"micro_batch": 16}, "text": "smaller"}
+    fell = {
+        "type": "fell_back",
+        "step": 40,
+        "cause": "out of memory",
+        "change": {"micro_batch": 16},
+        "text": "smaller",
+    }
     (finding,) = findings(summarise([*events, fell]))
     assert (finding.id, finding.severity) == ("fell-back", "note")
     assert "micro_batch = 16" in finding.evidence
 
 
 def ranks(*waited: float) -> dict[str, Any]:
-    return {"type": "ranks", "step": 100, "hosts": ["desktop", "laptop"], "shards": [4, 4], "waited": list(waited)}
+    return {
+        "type": "ranks",
+        "step": 100,
+        "hosts": ["desktop", "laptop"],
+        "shards": [4, 4],
+        "waited": list(waited),
+    }
 
 
 def test_machines_that_wait_more_than_half_of_their_time(runs) -> None:
@@ -497,13 +581,26 @@ def test_machines_that_wait_more_than_half_of_their_time(runs) -> None:
 def test_a_run_at_chance_is_an_alarm_from_half_of_its_steps_on(runs) -> None:
     """Whose training pairs are learnt, as where captions were shuffled: held-out recall alone tells."""
 
-    def shuffled(event: dict[str, Any], candidates: int = 240, found: float = 10 / 240) -> dict[str, Any]:
+    def shuffled(
+        event: dict[str, Any], candidates: int = 240, found: float = 10 / 240
+    ) -> dict[str, Any]:
         if not event.get("evaluation"):
             return event
         half, chance = 0.02, 10 / candidates
         ways = {f"{way}_r10": value for way in ("t2i", "i2t") for value in [found]}
-        scores = {**event["evaluation"], "candidates": candidates, **ways, "chances": dict.fromkeys(ways, chance)}
-        return {**event, "evaluation": {**scores, "intervals": {key: [found - half, found + half] for key in ways}}}
+        scores = {
+            **event["evaluation"],
+            "candidates": candidates,
+            **ways,
+            "chances": dict.fromkeys(ways, chance),
+        }
+        return {
+            **event,
+            "evaluation": {
+                **scores,
+                "intervals": {key: [found - half, found + half] for key in ways},
+            },
+        }
 
     around = replace(
         surroundings_of(runs("healthy")),
@@ -517,13 +614,28 @@ def test_a_run_at_chance_is_an_alarm_from_half_of_its_steps_on(runs) -> None:
     assert "lapclip data check '/data/my photos'" in first
     assert "lapclip train '/data/my photos' --recipe heads" in second
     assert ids(changed(runs("healthy"), lambda event: shuffled(event, found=0.1))) == []
-    assert ids(changed(runs("healthy"), lambda event: shuffled(event, candidates=30, found=1 / 3))) == []
-    begun = [shuffled(event) for event in read_events(runs("healthy").events) if event.get("step", 0) <= 59]
-    evaluation = {"type": "evaluation", "step": 59, "epoch": 29, "split": "val", "evaluation": {"x": 0}}
+    assert (
+        ids(changed(runs("healthy"), lambda event: shuffled(event, candidates=30, found=1 / 3)))
+        == []
+    )
+    begun = [
+        shuffled(event)
+        for event in read_events(runs("healthy").events)
+        if event.get("step", 0) <= 59
+    ]
+    evaluation = {
+        "type": "evaluation",
+        "step": 59,
+        "epoch": 29,
+        "split": "val",
+        "evaluation": {"x": 0},
+    }
     assert ids(summarise([*begun, shuffled(evaluation)])) == []  # not yet half of 120
 
 
-def test_a_run_that_takes_half_as_long_again_as_its_minutes_is_told_how_many_steps_fit(runs) -> None:
+def test_a_run_that_takes_half_as_long_again_as_its_minutes_is_told_how_many_steps_fit(
+    runs,
+) -> None:
     seconds = summary_of(runs("healthy")).training_seconds
 
     def given(minutes: float) -> Summary:
@@ -567,7 +679,12 @@ def test_the_gravest_come_first(runs) -> None:
 
 @pytest.mark.parametrize("name", ["healthy", "wild", "forgetful", "duplicates"])
 def test_fields_that_are_missing_or_odd_never_raise(runs, name: str) -> None:
-    together = {"type": "together", "step": 0, "worth": {"hosts": ["desktop", "laptop"]}, "text": "worth it"}
+    together = {
+        "type": "together",
+        "step": 0,
+        "worth": {"hosts": ["desktop", "laptop"]},
+        "text": "worth it",
+    }
     events = [*read_events(runs(name).events), together, *[ranks(0.9, 0.1)] * 3]
     fields = {field for event in events for field in event} - {"type"}
     fields |= {f"evaluation.{field}" for event in events for field in event.get("evaluation") or ()}
@@ -575,7 +692,10 @@ def test_fields_that_are_missing_or_odd_never_raise(runs, name: str) -> None:
         outer, _, inner = field.partition(".")
         for odd in (None, "odd", {}, [1]):
             touched = [
-                {**event, outer: {**event[outer], inner: odd} if inner and event.get(outer) else odd}
+                {
+                    **event,
+                    outer: {**event[outer], inner: odd} if inner and event.get(outer) else odd,
+                }
                 if outer in event
                 else event
                 for event in events
@@ -584,9 +704,14 @@ def test_fields_that_are_missing_or_odd_never_raise(runs, name: str) -> None:
     assert findings(summarise([])) == []
 
 
-def test_every_suggested_command_is_one_and_keeps_the_data_the_recipe_and_the_name(runs, tmp_path: Path) -> None:
+def test_every_suggested_command_is_one_and_keeps_the_data_the_recipe_and_the_name(
+    runs, tmp_path: Path
+) -> None:
     """What each check would say is asked for with whatever finds it, of a run whose data has spaces in its name."""
-    asked = {"data": {"source": str(tmp_path / "my photos"), "caption_column": "a title"}, "train": {"batch_size": 32}}
+    asked = {
+        "data": {"source": str(tmp_path / "my photos"), "caption_column": "a title"},
+        "train": {"batch_size": 32},
+    }
     settings = {"run": {"recipe": "photos", "asked": asked}}
     around = Surroundings("my run", settings, "mine-2", "running", ("other",))
     seen = set()
@@ -603,28 +728,59 @@ def test_every_suggested_command_is_one_and_keeps_the_data_the_recipe_and_the_na
                         assert words[words.index("--recipe") + 1] in ("photos", "heads")
                     if words[0] in ("resume", "report"):
                         assert words[1] in ("my run", "other")
-    assert {"stuck-loss", "at-chance", "overfitting", "small-validation", "memory-limit", "died", "throttled"} <= seen
-    assert {check.id for check in CHECKS} - seen <= {"not-a-number", "failed", "paused", "overflows", "swapping"}
+    assert {
+        "stuck-loss",
+        "at-chance",
+        "overfitting",
+        "small-validation",
+        "memory-limit",
+        "died",
+        "throttled",
+    } <= seen
+    assert {check.id for check in CHECKS} - seen <= {
+        "not-a-number",
+        "failed",
+        "paused",
+        "overflows",
+        "swapping",
+    }
 
 
 def _events_of_rare_faults(run: Run) -> Iterator[Summary]:
     events = list(read_events(run.events))
     sensors = next(event for event in events if event["type"] == "sensors")
-    fell = {"type": "fell_back", "step": 40, "cause": "out of memory", "change": {"micro_batch": 16}, "text": "smaller"}
+    fell = {
+        "type": "fell_back",
+        "step": 40,
+        "cause": "out of memory",
+        "change": {"micro_batch": 16},
+        "text": "smaller",
+    }
     hot = {**sensors, "throttled": True, "others": 0.5, "core_use": [1.0, 1.0]}
     config = events[0]["config"]
     two = {**events[0], "config": {**config, "train": {**config["train"], "threads": 2}}}
     yield summarise([two, *events[1:], *({**hot, "step": at} for at in range(9)), fell])
-    yield summarise([{**event, "tuned_seconds": 1e-6, "logit_scale": math.log(100)} for event in events])
+    yield summarise(
+        [{**event, "tuned_seconds": 1e-6, "logit_scale": math.log(100)} for event in events]
+    )
     yield summarise([*events, *[ranks(0.9, 0.1)] * 3])
-    yield summarise([*events[:-1], {"type": "memory", "step": 80, "process_bytes": 1, "peak_bytes": 10**15}])
+    yield summarise(
+        [*events[:-1], {"type": "memory", "step": 80, "process_bytes": 1, "peak_bytes": 10**15}]
+    )
     capped = [
-        {**event, "logit_scale": min(math.log(100), 2.7 + 0.1 * event.get("step", 0)), "grad_norm": 2000.0}
+        {
+            **event,
+            "logit_scale": min(math.log(100), 2.7 + 0.1 * event.get("step", 0)),
+            "grad_norm": 2000.0,
+        }
         for event in events
     ]
     started = {
         **capped[0],
-        "config": {**capped[0]["config"], "train": {**capped[0]["config"]["train"], "minutes": 1e-4}},
+        "config": {
+            **capped[0]["config"],
+            "train": {**capped[0]["config"]["train"], "minutes": 1e-4},
+        },
     }
     yield summarise([started, *capped[1:]])
     photos = {**events[0], "pairs": {"train": 400, "val": 50, "test": 50}}
@@ -634,7 +790,10 @@ def _events_of_rare_faults(run: Run) -> Iterator[Summary]:
 def test_ids_are_unique_and_said_in_words() -> None:
     names = [check.id for check in CHECKS]
     assert len(names) == len(set(names)) >= 20
-    assert all(check.title and check.counts and check.severity in ("alarm", "warning", "note") for check in CHECKS)
+    assert all(
+        check.title and check.counts and check.severity in ("alarm", "warning", "note")
+        for check in CHECKS
+    )
 
 
 def test_the_machine_is_told_in_the_same_form() -> None:

@@ -18,7 +18,11 @@ SETTINGS = {"run": {"format": 1}}
 
 
 def test_runs_are_named_after_their_recipe_and_numbered(here: Path) -> None:
-    assert [create_run(None, "seed", SETTINGS).name for _ in range(3)] == ["seed", "seed-2", "seed-3"]
+    assert [create_run(None, "seed", SETTINGS).name for _ in range(3)] == [
+        "seed",
+        "seed-2",
+        "seed-3",
+    ]
     assert not list(here.glob("runs/.*"))
 
 
@@ -135,7 +139,9 @@ def linked(link: Path, target: Path) -> None:
         pytest.skip("Windows lets few users make links")
 
 
-@pytest.mark.parametrize("name", ["log.txt", "events.jsonl", "lock", "pulse", "checkpoints", "model/config.json"])
+@pytest.mark.parametrize(
+    "name", ["log.txt", "events.jsonl", "lock", "pulse", "checkpoints", "model/config.json"]
+)
 def test_a_run_with_a_link_in_its_folder_is_not_written_to(here: Path, name: str) -> None:
     run = create_run("mine", "first-run", SETTINGS)
     run.model.mkdir()
@@ -189,7 +195,10 @@ for path in sys.argv[1:]:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names there")
 def test_a_pipe_in_a_run_is_not_waited_for(here: Path) -> None:
-    runs = {name: create_run(name, "first-run", SETTINGS) for name in ("pulse", "starting", "log.txt", "events.jsonl")}
+    runs = {
+        name: create_run(name, "first-run", SETTINGS)
+        for name in ("pulse", "starting", "log.txt", "events.jsonl")
+    }
     runs["log.txt"].settings.unlink()  # its log is read where there are no settings
     for name, run in runs.items():
         os.mkfifo(run.path / name)
@@ -206,7 +215,9 @@ def test_a_pipe_in_a_run_is_not_waited_for(here: Path) -> None:
     [["stop"], ["resume"], ["resume", "--background"], ["watch", "--once"], ["watch", "--json"], ["doctor"],
      ["report"], ["eval"], ["clean", "--yes", "--run"]],
 )  # fmt: skip
-def test_a_folder_that_is_no_run_is_refused_and_left_as_it_was(here: Path, arguments: list[str]) -> None:
+def test_a_folder_that_is_no_run_is_refused_and_left_as_it_was(
+    here: Path, arguments: list[str]
+) -> None:
     folder = here / "photos"
     folder.mkdir()
     (folder / "a.txt").write_text("mine")

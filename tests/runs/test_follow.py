@@ -93,9 +93,16 @@ def test_of_a_large_file_steps_are_sampled_and_nothing_else_is_lost(
     assert [event["step"] for event in found.read()] == [5001]
 
 
-def test_a_block_without_a_line_break_is_passed_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_without_a_line_break_is_passed_over(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a power cut may leave it."""
-    for name, value in (("WHOLE_FILE", 2000), ("SAMPLED_STEPS", 20), ("WHOLE_ENDS", 100), ("CHUNK", 1000)):
+    for name, value in (
+        ("WHOLE_FILE", 2000),
+        ("SAMPLED_STEPS", 20),
+        ("WHOLE_ENDS", 100),
+        ("CHUNK", 1000),
+    ):
         monkeypatch.setattr(follow, name, value)
     path.write_bytes(steps(1, 50).encode() + b"\0" * 5000 + b"\n" + steps(51, 100).encode())
     numbers = [event["step"] for event in Tail(path).read()]
@@ -109,7 +116,14 @@ def write(path: Path, *events: dict) -> None:
 
 def step(number: int, time: float) -> dict:
     phases = {"forward": 0.1} if number <= 10 or number % 5 == 0 else None
-    return {"type": "step", "time": time, "step": number, "epoch": 1, "loss": 1.0, "seconds": phases}
+    return {
+        "type": "step",
+        "time": time,
+        "step": number,
+        "epoch": 1,
+        "loss": 1.0,
+        "seconds": phases,
+    }
 
 
 def test_what_is_new_comes_back_and_the_summary_follows(tmp_path: Path) -> None:
@@ -135,7 +149,16 @@ def test_a_long_watch_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for number in range(1, 1001):
         write(path, step(number, float(number)), *([{"type": "evaluation", "time": float(number), "step": number,
               "evaluation": {}}] if number % 100 == 0 else []))  # fmt: skip
-        write(path, {"type": "ranks", "time": float(number), "step": number, "hosts": ["a", "b"], "waited": [0.1, 0.2]})
+        write(
+            path,
+            {
+                "type": "ranks",
+                "time": float(number),
+                "step": number,
+                "hosts": ["a", "b"],
+                "waited": [0.1, 0.2],
+            },
+        )
         found.refresh()
     kept = [event["step"] for event in found.events if event["type"] == "step"]
     assert len(kept) <= 41
@@ -143,4 +166,6 @@ def test_a_long_watch_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(found.summary.evaluations) == 10
     assert len(found.summary.ranks) <= 41
     assert found.summary.ranks[-1]["step"] == 1000
-    assert found.summary.steps[-1]["gap"] == pytest.approx(1.0)  # of one step, however many were left out
+    assert found.summary.steps[-1]["gap"] == pytest.approx(
+        1.0
+    )  # of one step, however many were left out

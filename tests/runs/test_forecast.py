@@ -13,7 +13,13 @@ STEPS = 100
 
 def started(steps: int = STEPS, every: int = 0, steps_per_epoch: int = 10) -> dict[str, Any]:
     config = {"train": {"batch_size": 8, "steps": steps, "evaluate_every_epochs": every}}
-    return {"type": "started", "time": 0.0, "steps": steps, "steps_per_epoch": steps_per_epoch, "config": config}
+    return {
+        "type": "started",
+        "time": 0.0,
+        "steps": steps,
+        "steps_per_epoch": steps_per_epoch,
+        "config": config,
+    }
 
 
 def step(number: int, time: float) -> dict[str, Any]:
@@ -21,7 +27,13 @@ def step(number: int, time: float) -> dict[str, Any]:
 
 
 def evaluation(number: int, time: float, seconds: float) -> dict[str, Any]:
-    return {"type": "evaluation", "step": number, "time": time, "seconds": seconds, "evaluation": {"t2i_r1": 0.5}}
+    return {
+        "type": "evaluation",
+        "step": number,
+        "time": time,
+        "seconds": seconds,
+        "evaluation": {"t2i_r1": 0.5},
+    }
 
 
 def paced(gaps: list[float], steps: int = STEPS) -> list[dict[str, Any]]:
@@ -66,7 +78,10 @@ def test_few_steps_make_a_wide_range_and_fewer_none() -> None:
 
 def test_a_machine_that_slept_is_not_slow() -> None:
     events = paced([2.0] * 39)
-    slept = [{**event, "time": event["time"] + (3600 if event.get("step", 0) > 20 else 0)} for event in events]
+    slept = [
+        {**event, "time": event["time"] + (3600 if event.get("step", 0) > 20 else 0)}
+        for event in events
+    ]
     assert known(slept) == known(events)
 
 
@@ -74,7 +89,12 @@ def test_a_polite_pause_is_not_slow_even_if_short() -> None:
     events = paced([2.0] * 39)
     later = [{**event, "time": event["time"] + 30} for event in events[21:]]
     pause = [
-        {"type": "paused", "step": 20, "time": events[20]["time"], "reason": "on battery below 30 %"},
+        {
+            "type": "paused",
+            "step": 20,
+            "time": events[20]["time"],
+            "reason": "on battery below 30 %",
+        },
         {"type": "went_on", "step": 20, "time": events[20]["time"] + 30, "seconds": 30.0},
     ]
     summary = summarise([*events[:21], *pause, *later])
@@ -107,14 +127,18 @@ def test_after_the_last_step_only_the_scores_are_left() -> None:
 def test_steps_that_were_left_out_of_a_long_run_count() -> None:
     # Every tenth step was kept of the first half, every one of the second: one pace, whatever was kept.
     thinned = [step(number, 2.0 * number) for number in [*range(10, 500, 10), *range(500, 600)]]
-    slower = [{**event, "time": event["time"] + 2.0 * max(0, 300 - event["step"])} for event in thinned]
+    slower = [
+        {**event, "time": event["time"] + 2.0 * max(0, 300 - event["step"])} for event in thinned
+    ]
     assert known([started(1000), *thinned]).seconds == pytest.approx(401 * 2.0)
     assert known([started(1000), *slower]).low < known([started(1000), *slower]).seconds
 
 
 @pytest.mark.parametrize("kind", ["finished", "stopped", "failed"])
 def test_a_run_that_ended_has_no_time_left(kind: str) -> None:
-    assert forecast(summarise([*paced([2.0] * 20), {"type": kind, "time": 99.0, "step": 21}])) is None
+    assert (
+        forecast(summarise([*paced([2.0] * 20), {"type": kind, "time": 99.0, "step": 21}])) is None
+    )
 
 
 def test_the_range_holds_about_four_times_in_five() -> None:

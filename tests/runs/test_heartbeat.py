@@ -23,13 +23,17 @@ from lapclip.suggest import command
 def test_a_process_that_lives_is_known_by_number_and_beginning() -> None:
     beat = beat_of(os.getpid())
     assert beat.alive
-    assert not replace(beat, began=beat.began - 100).alive  # another process that has the number now
+    assert not replace(
+        beat, began=beat.began - 100
+    ).alive  # another process that has the number now
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     there = beat_of(child.pid)
     assert there.alive
     child.kill()
     deadline = time.monotonic() + 30
-    while there.alive and time.monotonic() < deadline:  # nobody has asked how it ended: the system keeps its number
+    while (
+        there.alive and time.monotonic() < deadline
+    ):  # nobody has asked how it ended: the system keeps its number
         time.sleep(0.01)
     assert not there.alive
     child.wait()
@@ -38,7 +42,9 @@ def test_a_process_that_lives_is_known_by_number_and_beginning() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the boot time is read from /proc")
 @pytest.mark.parametrize("jump", [-86_400, -3, 1, 3600])
-def test_a_process_is_known_after_the_clock_was_set(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+def test_a_process_is_known_after_the_clock_was_set(
+    monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
     beat, boot_time, now = beat_of(os.getpid()), psutil._pslinux.boot_time, time.time
     monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot_time() + jump)
     monkeypatch.setattr(time, "time", lambda: now() + jump)
@@ -48,7 +54,9 @@ def test_a_process_is_known_after_the_clock_was_set(monkeypatch: pytest.MonkeyPa
 
 
 def test_on_another_computer_the_heartbeat_decides() -> None:
-    far = Beat(process=os.getpid(), began=0.0, host=platform.node() + " of others", time=time.time())
+    far = Beat(
+        process=os.getpid(), began=0.0, host=platform.node() + " of others", time=time.time()
+    )
     assert far.alive
     assert not replace(far, time=time.time() - LATE - 1).alive
 
@@ -90,10 +98,14 @@ def test_a_computer_that_crashed_keeps_no_run(
     with run.lock():
         assert run.running
     assert not run.running
-    assert ("far away" in capsys.readouterr().err) == (ago < 100_000)  # where it has to be waited for
+    assert ("far away" in capsys.readouterr().err) == (
+        ago < 100_000
+    )  # where it has to be waited for
 
 
-def test_a_pulse_beats_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pulse_beats_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pulse, "EVERY", 0.01)
     paths = [tmp_path / "pulse", tmp_path / "deeper" / "pulse"]
     with Pulse(paths, "a run"):

@@ -11,7 +11,14 @@ from lapclip.runs.events import Failed, FellBack, Paused, Resumed, Step, Stopped
 from lapclip.runs.messages import LineWriter, log_line, message, notices, watch_line
 from lapclip.runs.summary import summarise
 
-EVALUATION = {"t2i_r1": 0.5, "t2i_r5": 0.75, "t2i_r10": 0.9, "i2t_r1": 0.4, "i2t_r5": 0.6, "i2t_r10": 0.8}
+EVALUATION = {
+    "t2i_r1": 0.5,
+    "t2i_r5": 0.75,
+    "t2i_r10": 0.9,
+    "i2t_r1": 0.4,
+    "i2t_r5": 0.6,
+    "i2t_r10": 0.8,
+}
 
 
 def step(number: int) -> Step:
@@ -59,14 +66,27 @@ def test_foreign_text_steers_no_terminal() -> None:
 
 
 def test_what_happened_is_in_order_and_a_machine_that_slept_is_among_it() -> None:
-    steps = [{"type": "step", "step": number, "time": float(number), "loss": 1.0} for number in range(1, 21)]
+    steps = [
+        {"type": "step", "step": number, "time": float(number), "loss": 1.0}
+        for number in range(1, 21)
+    ]
     slept = [{"type": "step", "step": 21, "time": 4000.0, "loss": 1.0}]
     stopped = {"type": "stopped", "step": 21, "time": 4001.0, "reason": "asked"}
     found = notices(
-        summarise([{"type": "started", "time": 0.0, "notes": ["no GPU", "few images"]}, *steps, *slept, stopped])
+        summarise(
+            [
+                {"type": "started", "time": 0.0, "notes": ["no GPU", "few images"]},
+                *steps,
+                *slept,
+                stopped,
+            ]
+        )
     )
     assert [notice.type for notice in found] == ["started", "started", "slept", "stopped"]
-    assert [notice.text for notice in found[:2]] == ["no GPU", "few images"]  # each by itself, not as one long sentence
+    assert [notice.text for notice in found[:2]] == [
+        "no GPU",
+        "few images",
+    ]  # each by itself, not as one long sentence
     assert "1 h 6 min" in found[2].text
 
 

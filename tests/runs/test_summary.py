@@ -10,7 +10,14 @@ from lapclip.runs.summary import MOST_RANKS, Machines, Rank, Summary, summarise
 
 
 def step(number: int, time: float, **fields: Any) -> dict[str, Any]:
-    return {"type": "step", "step": number, "time": time, "loss": 1.0 / number, "grad_norms": {}, **fields}
+    return {
+        "type": "step",
+        "step": number,
+        "time": time,
+        "loss": 1.0 / number,
+        "grad_norms": {},
+        **fields,
+    }
 
 
 def started(time: float = 0.0) -> dict[str, Any]:
@@ -44,7 +51,12 @@ def test_no_events_are_an_empty_run() -> None:
 def test_the_last_event_of_a_step_counts_and_a_pause_is_not_work() -> None:
     first = [started(), step(1, 2), step(2, 4), step(3, 6, loss=7.0)]
     summary = summarise([*first, resumed(2, 1000), step(3, 1002), step(4, 1004)])
-    assert [(event["step"], event["loss"]) for event in summary.steps] == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
+    assert [(event["step"], event["loss"]) for event in summary.steps] == [
+        (1, 1.0),
+        (2, 0.5),
+        (3, 1 / 3),
+        (4, 0.25),
+    ]
     assert summary.step == 4
     assert summary.elapsed == summary.training_seconds == 10
     # Gaps: steps 2 and 4 have one of 2 s; 1 and 3 are the first of their process.
@@ -67,7 +79,15 @@ def test_a_resumed_run_has_not_ended() -> None:
 
 def test_energy_counts_every_process_from_zero_and_lost_work_too() -> None:
     counts = [sensors(1, {"cpu": 10.0, "gpu": 5.0}), sensors(2, {"cpu": 30.0, "gpu": 6.0})]
-    summary = summarise([started(), *counts, resumed(0, 500), sensors(501, {"cpu": 4.0}), sensors(502, {"cpu": 9.0})])
+    summary = summarise(
+        [
+            started(),
+            *counts,
+            resumed(0, 500),
+            sensors(501, {"cpu": 4.0}),
+            sensors(502, {"cpu": 9.0}),
+        ]
+    )
     assert summary.joules().y == [15.0, 36.0, 40.0, 45.0]
     assert summary.joules().x == [1, 2, 3, 4]
 
@@ -84,10 +104,22 @@ def test_phases_are_medians_without_the_first_step() -> None:
 
 
 def test_parts_are_in_order_of_depth_and_overflowed_steps_leave_no_gap() -> None:
-    names = ["temperature", "text.head", "image.head", "image.10", "image.2", "text.embedding", "image.embedding"]
+    names = [
+        "temperature",
+        "text.head",
+        "image.head",
+        "image.10",
+        "image.2",
+        "text.embedding",
+        "image.embedding",
+    ]
     norms = dict.fromkeys(names, 1.0)
     summary = summarise(
-        [step(1, 1, grad_norms=norms), step(2, 2, grad_norm=None, grad_norms={}), step(3, 3, grad_norms=norms)]
+        [
+            step(1, 1, grad_norms=norms),
+            step(2, 2, grad_norm=None, grad_norms={}),
+            step(3, 3, grad_norms=norms),
+        ]
     )
     assert summary.parts() == [
         "image.embedding", "image.2", "image.10", "image.head", "text.embedding", "text.head", "temperature",
@@ -99,7 +131,13 @@ def test_parts_are_in_order_of_depth_and_overflowed_steps_leave_no_gap() -> None
 
 
 def test_a_fallback_says_where_the_towers_went() -> None:
-    fell = {"type": "fell_back", "time": 3, "step": 1, "text": "", "devices": {"image": "cpu", "text": "cpu"}}
+    fell = {
+        "type": "fell_back",
+        "time": 3,
+        "step": 1,
+        "text": "",
+        "devices": {"image": "cpu", "text": "cpu"},
+    }
     smaller = {**fell, "step": 2, "time": 5}
     summary = summarise([started(), step(1, 1), step(2, 2), fell, step(2, 4), smaller])
     assert summary.tower_devices == [
@@ -111,8 +149,15 @@ def test_a_fallback_says_where_the_towers_went() -> None:
 
 
 def test_unknown_kinds_and_missing_fields_are_passed_over() -> None:
-    odd = [{"type": "later"}, {"type": "step"}, {"type": "evaluation", "step": 1}, {"type": "memory", "step": 1}]
-    summary = summarise([*odd, {"type": "started"}, {"type": "step", "step": 1, "grad_norms": None, "seconds": 3}])
+    odd = [
+        {"type": "later"},
+        {"type": "step"},
+        {"type": "evaluation", "step": 1},
+        {"type": "memory", "step": 1},
+    ]
+    summary = summarise(
+        [*odd, {"type": "started"}, {"type": "step", "step": 1, "grad_norms": None, "seconds": 3}]
+    )
     assert [event["step"] for event in summary.steps] == [1]
     assert summary.evaluations == []
     assert summary.peak_memory_bytes is None
@@ -121,10 +166,24 @@ def test_unknown_kinds_and_missing_fields_are_passed_over() -> None:
 
 
 def test_the_finished_scores_win_over_the_best_so_far() -> None:
-    evaluation = {"type": "evaluation", "step": 1, "time": 1, "split": "val", "evaluation": {"t2i_r1": 0.5}}
+    evaluation = {
+        "type": "evaluation",
+        "step": 1,
+        "time": 1,
+        "split": "val",
+        "evaluation": {"t2i_r1": 0.5},
+    }
     worse = {**evaluation, "step": 2, "evaluation": {"t2i_r1": 0.4}, "best": False}
-    finished = {"type": "finished", "time": 3, "step": 2, "evaluation": {"split": "test", "t2i_r1": 0.45}}
-    assert summarise([{**evaluation, "best": True}, worse]).scores == {"split": "val", "t2i_r1": 0.5}
+    finished = {
+        "type": "finished",
+        "time": 3,
+        "step": 2,
+        "evaluation": {"split": "test", "t2i_r1": 0.45},
+    }
+    assert summarise([{**evaluation, "best": True}, worse]).scores == {
+        "split": "val",
+        "t2i_r1": 0.5,
+    }
     assert summarise([evaluation, worse, finished]).scores == {"split": "test", "t2i_r1": 0.45}
 
 
@@ -140,17 +199,26 @@ def test_a_machine_that_slept_is_a_pause_and_no_slowness() -> None:
 def test_a_long_evaluation_is_no_pause() -> None:
     events = [{"type": "started", "time": 0.0, "steps": 100}]
     events += [step(number, float(number), seconds=None) for number in range(1, 21)]
-    events += [{"type": "evaluation", "time": 220.0, "step": 20, "evaluation": {}, "seconds": 199.0}]
+    events += [
+        {"type": "evaluation", "time": 220.0, "step": 20, "evaluation": {}, "seconds": 199.0}
+    ]
     assert summarise(events).pauses == []
 
 
 def test_a_clock_that_is_set_back_costs_no_time() -> None:
-    events = [{"type": "started", "time": 1000.0, "steps": 9}, step(1, 1001.0), step(2, 500.0), step(3, 501.0)]
+    events = [
+        {"type": "started", "time": 1000.0, "steps": 9},
+        step(1, 1001.0),
+        step(2, 500.0),
+        step(3, 501.0),
+    ]
     assert summarise(events).elapsed == pytest.approx(2.0)
 
 
 def test_a_polite_pause_is_no_work() -> None:
-    events = [{"type": "started", "time": 0.0, "steps": 1000, "config": {"train": {"batch_size": 10}}}]
+    events = [
+        {"type": "started", "time": 0.0, "steps": 1000, "config": {"train": {"batch_size": 10}}}
+    ]
     events += [step(number, float(number), seconds=None) for number in range(1, 30)]
     events += [{"type": "sensors", "time": 29.0, "step": 29, "joules": {"cpu": 290.0}}]
     events += [{"type": "paused", "time": 29.5, "step": 29, "reason": "on battery"}]
@@ -167,21 +235,46 @@ def test_a_polite_pause_is_no_work() -> None:
 
 def test_the_loss_of_guessing_is_what_the_run_recorded_and_else_that_of_its_batch() -> None:
     assert summarise([started()]).chance_loss == pytest.approx(math.log(10))
-    assert summarise([{**started(), "chance_loss": None}]).chance_loss == pytest.approx(math.log(10))
+    assert summarise([{**started(), "chance_loss": None}]).chance_loss == pytest.approx(
+        math.log(10)
+    )
     assert summarise([{**started(), "chance_loss": 6.93}]).chance_loss == 6.93
     assert summarise([{"type": "started", "time": 0.0}]).chance_loss is None
 
 
 def together(time: float = 0.0, **worth: Any) -> dict[str, Any]:
-    about = {"hosts": ["desktop", "laptop"], "shards": [6, 2], "predicted_step_seconds": 0.8, "alone_step_seconds": 3.0}
-    return {"type": "together", "time": time, "step": 0, "worth": {**about, **worth}, "text": "worth it"}
+    about = {
+        "hosts": ["desktop", "laptop"],
+        "shards": [6, 2],
+        "predicted_step_seconds": 0.8,
+        "alone_step_seconds": 3.0,
+    }
+    return {
+        "type": "together",
+        "time": time,
+        "step": 0,
+        "worth": {**about, **worth},
+        "text": "worth it",
+    }
 
 
 def ranks(number: int, time: float, waited: list[float], **fields: Any) -> dict[str, Any]:
     count = len(waited)
-    about = {"hosts": ["desktop", "laptop", "tower", "box"][:count], "shards": [6, 2, 4, 4][:count], "writer": 1}
+    about = {
+        "hosts": ["desktop", "laptop", "tower", "box"][:count],
+        "shards": [6, 2, 4, 4][:count],
+        "writer": 1,
+    }
     sent = {"bytes_per_second": [2e7] * count}
-    return {"type": "ranks", "step": number, "time": time, "waited": waited, **about, **sent, **fields}
+    return {
+        "type": "ranks",
+        "step": number,
+        "time": time,
+        "waited": waited,
+        **about,
+        **sent,
+        **fields,
+    }
 
 
 def machines_of(*events: dict[str, Any]) -> Machines:
@@ -198,9 +291,14 @@ def test_ranks_are_told_with_their_share_their_waiting_and_what_was_predicted() 
     ]
     assert early.waiting == ""
     assert "800 ms predicted" in early.speed
-    told = [ranks(number, number, [waited, 0.03]) for number, waited in ((1, 0.0), (2, 0.5), (3, 0.4))]
+    told = [
+        ranks(number, number, [waited, 0.03]) for number, waited in ((1, 0.0), (2, 0.5), (3, 0.4))
+    ]
     late = machines_of(together(), *(step(number, number) for number in range(1, 5)), *told)
-    assert late.ranks == [Rank("desktop", 0.75, 0.4, 2e7, False), Rank("laptop", 0.25, 0.03, 2e7, True)]
+    assert late.ranks == [
+        Rank("desktop", 0.75, 0.4, 2e7, False),
+        Rank("laptop", 0.25, 0.03, 2e7, True),
+    ]
     assert (late.predicted_step_seconds, late.step_seconds, late.speed_up) == (0.8, 1.0, 3.0)
     assert "3.00x" in late.speed
     assert late.prediction == "worth it"
@@ -230,7 +328,9 @@ def test_a_run_that_goes_on_alone_has_no_machines_any_more() -> None:
     assert summarise([*events, resumed(1, 10), step(2, 11)]).machines() is None
     assert summarise([started(), step(1, 1)]).machines() is None
     # With others again, what was measured of the first ones does not count.
-    again = summarise([*events, step(2, 2), resumed(2, 10), together(10, hosts=["laptop", "box"]), step(3, 11)])
+    again = summarise(
+        [*events, step(2, 2), resumed(2, 10), together(10, hosts=["laptop", "box"]), step(3, 11)]
+    )
     found = again.machines()
     assert found is not None
     assert [rank.name for rank in found.ranks] == ["laptop", "box"]
@@ -249,7 +349,12 @@ def test_a_run_that_goes_on_alone_has_no_machines_any_more() -> None:
         {"shards": None, "waited": None, "bytes_per_second": None, "writer": None},
         {"shards": [1], "waited": [0.5], "bytes_per_second": []},
         {"shards": [0, 0], "waited": [-1, math.nan], "bytes_per_second": [math.inf, "x"]},
-        {"shards": [10**400, 1e308], "waited": [True, 1e308], "bytes_per_second": [1e308, 1e308], "writer": "x"},
+        {
+            "shards": [10**400, 1e308],
+            "waited": [True, 1e308],
+            "bytes_per_second": [1e308, 1e308],
+            "writer": "x",
+        },
         {"step": None},
     ],
 )
@@ -267,7 +372,12 @@ def test_odd_accounts_of_ranks_leave_gaps(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "worth", [{"predicted_step_seconds": "x"}, {"predicted_step_seconds": -1.0}, {"alone_step_seconds": 1e308}]
+    "worth",
+    [
+        {"predicted_step_seconds": "x"},
+        {"predicted_step_seconds": -1.0},
+        {"alone_step_seconds": 1e308},
+    ],
 )
 def test_odd_predictions_leave_gaps(worth: dict[str, Any]) -> None:
     found = machines_of(together(**worth), step(1, 1.0), step(2, 1.0 + 1e-9))

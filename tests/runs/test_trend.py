@@ -36,7 +36,9 @@ def evaluation(at: int, right: float, best: bool) -> dict[str, Any]:
     scores: dict[str, Any] = dict.fromkeys(RECALLS[::3], share)
     scores |= dict.fromkeys(RECALLS[1::3], min(1.0, share + 0.25))
     scores |= dict.fromkeys(RECALLS[2::3], min(1.0, share + 0.4))
-    intervals = {name: [max(0.0, scores[name] - 0.19), min(1.0, scores[name] + 0.19)] for name in RECALLS}
+    intervals = {
+        name: [max(0.0, scores[name] - 0.19), min(1.0, scores[name] + 0.19)] for name in RECALLS
+    }
     values = {**scores, "candidates": 27, "chance": 1 / 27, "intervals": intervals}
     return {"type": "evaluation", "time": 1_790_000_000.5 + at, "step": at, "epoch": at, "split": "val",
             "evaluation": values, "seconds": 0.2, "best": best}  # fmt: skip
@@ -48,7 +50,9 @@ def events_of(rights: Sequence[float], *, over: bool = True) -> list[dict[str, A
     best = -1.0
     for at in range(1, STEPS[len(rights) - 1] + 1):
         accuracy = min(1.0, at / 10)
-        found.append(step(at, loss=3.0 / at, t2i_accuracy=accuracy, i2t_accuracy=accuracy, epoch=at))
+        found.append(
+            step(at, loss=3.0 / at, t2i_accuracy=accuracy, i2t_accuracy=accuracy, epoch=at)
+        )
         if at in STEPS:
             right = rights[STEPS.index(at)]
             found.append(evaluation(at, right, right > best))
@@ -56,7 +60,14 @@ def events_of(rights: Sequence[float], *, over: bool = True) -> list[dict[str, A
     if over:
         kept = next(event for event in reversed(found) if event.get("best"))
         scores = {"split": "val", **kept["evaluation"]}
-        found.append(ended(STEPS[len(rights) - 1], evaluation=scores, best_step=kept["step"], training_seconds=30.0))
+        found.append(
+            ended(
+                STEPS[len(rights) - 1],
+                evaluation=scores,
+                best_step=kept["step"],
+                training_seconds=30.0,
+            )
+        )
     return found
 
 
@@ -90,7 +101,10 @@ def test_an_overfitted_run_with_few_held_out_pairs_is_found() -> None:
     assert held_out is not None
     assert held_out.trend is Trend.FALLING
     evidence = ids(summary)["overfitting"]
-    assert "R@1 on held-out pairs fell from 55.6% at step 4 to 40.7% (mean recall from 77.2% to 62.4%)" in evidence
+    assert (
+        "R@1 on held-out pairs fell from 55.6% at step 4 to 40.7% (mean recall from 77.2% to 62.4%)"
+        in evidence
+    )
     assert "100% of the pairs in training batches are matched right" in evidence
 
 
@@ -111,7 +125,10 @@ def test_a_fall_of_recall_alone_counts_where_the_training_pairs_are_known_by_hea
 
 
 def test_all_displays_show_the_model_that_is_kept_and_ask_for_no_more_time() -> None:
-    for state, events in (("finished", events_of(OVERFITTED)), ("running", events_of(OVERFITTED[:-1], over=False))):
+    for state, events in (
+        ("finished", events_of(OVERFITTED)),
+        ("running", events_of(OVERFITTED[:-1], over=False)),
+    ):
         for name, text in displays(events, state).items():
             assert "step 4" in text, (name, state)
             assert "have fallen since step 4" in text, (name, state)
@@ -163,9 +180,19 @@ def test_a_run_that_stopped_for_it_gets_a_note() -> None:
 
 def test_an_evaluation_done_again_after_a_crash_still_marks_the_model_that_is_kept() -> None:
     found = events_of(OVERFITTED, over=False)
-    again = [{**event, "best": False} if event["type"] == "evaluation" else event for event in found[1:]]
-    resumed = {"type": "resumed", "time": 1_790_000_010.0, "step": 0, "steps": 30, "batch_size": 128}
-    crashed = found[: found.index(next(event for event in found if event["type"] == "evaluation")) + 1]
+    again = [
+        {**event, "best": False} if event["type"] == "evaluation" else event for event in found[1:]
+    ]
+    resumed = {
+        "type": "resumed",
+        "time": 1_790_000_010.0,
+        "step": 0,
+        "steps": 30,
+        "batch_size": 128,
+    }
+    crashed = found[
+        : found.index(next(event for event in found if event["type"] == "evaluation")) + 1
+    ]
     summary = summarise([*crashed, resumed, *again])
     kept = kept_evaluation(summary)
     assert kept is not None

@@ -29,7 +29,12 @@ def test_all_who_show_a_run_say_the_same_of_it(here: Path) -> None:
     view, whole = seen(folder), view_of(Run(folder))
     (row,) = json.loads(lapclip("runs", "--json").stdout)["runs"]
     (watched,) = json.loads(lapclip("watch", "mine", "--json").stdout)["runs"]
-    for name, value in {"state": "died", "step": 170, "steps": 200, "best": pytest.approx(0.6)}.items():
+    for name, value in {
+        "state": "died",
+        "step": 170,
+        "steps": 200,
+        "best": pytest.approx(0.6),
+    }.items():
         assert row[name] == value
         assert watched[name] == value
     assert (view.state, view.summary.step, view.best_recall) == ("died", 170, pytest.approx(0.6))
@@ -41,7 +46,11 @@ def test_all_who_show_a_run_say_the_same_of_it(here: Path) -> None:
 def test_a_running_run_is_starting_until_its_first_step_and_may_be_paused(here: Path) -> None:
     events = trained(30)
     paused = {"type": "paused", "time": events[-1]["time"], "step": 30, "reason": "on battery"}
-    folders = [write(here, "a", events[:1]), write(here, "b", events), write(here, "c", [*events, paused])]
+    folders = [
+        write(here, "a", events[:1]),
+        write(here, "b", events),
+        write(here, "c", [*events, paused]),
+    ]
     found = []
     for folder in folders:
         with filelock.FileLock(folder / "lock"):
@@ -55,7 +64,9 @@ def test_a_running_run_is_starting_until_its_first_step_and_may_be_paused(here: 
     assert seen(write(here, "d", finished())).time_left is None
 
 
-def test_a_run_that_ends_while_it_is_read_has_not_died(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_ends_while_it_is_read_has_not_died(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events = finished()
     folder = write(here, "mine", events[:-1])
     status = RunStatus(Run(folder))
@@ -73,11 +84,15 @@ def test_a_run_that_ends_while_it_is_read_has_not_died(here: Path, monkeypatch: 
 
 
 def test_the_logit_bias_is_there_where_the_loss_has_one() -> None:
-    steps: list[dict[str, Any]] = [{"type": "step", "step": at, "time": float(at), "loss": 1.0} for at in range(1, 5)]
+    steps: list[dict[str, Any]] = [
+        {"type": "step", "step": at, "time": float(at), "loss": 1.0} for at in range(1, 5)
+    ]
     without = RunView("mine", "died", summarise(steps))
     assert not without.logit_bias
     assert "logit_bias" not in without.to_dict(lambda _: [])["curves"]
-    with_bias = RunView("mine", "died", summarise([{**event, "logit_bias": -10.0} for event in steps]))
+    with_bias = RunView(
+        "mine", "died", summarise([{**event, "logit_bias": -10.0} for event in steps])
+    )
     assert with_bias.logit_bias.y == [-10.0] * 4
     assert with_bias.to_dict(lambda _: [])["curves"]["logit_bias"]["value"][-1] == -10.0
 
@@ -85,24 +100,57 @@ def test_the_logit_bias_is_there_where_the_loss_has_one() -> None:
 def test_towers_on_two_devices_say_who_waits() -> None:
     towers = {"image": {"computed": 0.01, "waited": 0.2}, "text": {"computed": 0.21, "waited": 0.0}}
     steps: list[dict[str, Any]] = [
-        {"type": "step", "step": at, "time": float(at), "loss": 1.0, "towers": towers if at % 2 else None}
+        {
+            "type": "step",
+            "step": at,
+            "time": float(at),
+            "loss": 1.0,
+            "towers": towers if at % 2 else None,
+        }
         for at in range(1, 6)
     ]
-    began = {"type": "started", "time": 0.0, "steps": 5, "devices": {"image": "cuda", "text": "cpu"}}
+    began = {
+        "type": "started",
+        "time": 0.0,
+        "steps": 5,
+        "devices": {"image": "cuda", "text": "cpu"},
+    }
     view = RunView("mine", "died", summarise([began, *steps]))
     assert view.towers is not None
-    assert view.towers_text(view.towers) == "image on cuda 10 ms, text on cpu 210 ms; image waits 200 ms for the other"
+    assert (
+        view.towers_text(view.towers)
+        == "image on cuda 10 ms, text on cpu 210 ms; image waits 200 ms for the other"
+    )
     assert [tower["waited"] for tower in view.to_dict(lambda _: [])["towers"]] == [0.2, 0.0]
-    moved = {"type": "fell_back", "time": 6.0, "step": 5, "devices": {"image": "cpu", "text": "cpu"}, "change": {}}
+    moved = {
+        "type": "fell_back",
+        "time": 6.0,
+        "step": 5,
+        "devices": {"image": "cpu", "text": "cpu"},
+        "change": {},
+    }
     assert RunView("mine", "died", summarise([began, *steps, moved])).towers is None
-    damaged = [{**event, "towers": {"image": "much", "text": {"computed": None}}} for event in steps]
+    damaged = [
+        {**event, "towers": {"image": "much", "text": {"computed": None}}} for event in steps
+    ]
     assert RunView("mine", "died", summarise([began, *damaged])).towers is None
 
 
 def test_machines_are_there_where_several_train() -> None:
-    steps: list[dict[str, Any]] = [{"type": "step", "step": at, "time": float(at), "loss": 1.0} for at in range(1, 5)]
-    ranks = {"type": "ranks", "step": 4, "time": 4.0, "hosts": ["a", "b"], "shards": [3, 1], "waited": [0.1, 0.5]}
-    alone, both = (RunView("mine", "died", summarise(events)) for events in (steps, [*steps, ranks]))
+    steps: list[dict[str, Any]] = [
+        {"type": "step", "step": at, "time": float(at), "loss": 1.0} for at in range(1, 5)
+    ]
+    ranks = {
+        "type": "ranks",
+        "step": 4,
+        "time": 4.0,
+        "hosts": ["a", "b"],
+        "shards": [3, 1],
+        "waited": [0.1, 0.5],
+    }
+    alone, both = (
+        RunView("mine", "died", summarise(events)) for events in (steps, [*steps, ranks])
+    )
     assert alone.to_dict(lambda _: [])["machines"] is None
     told = both.to_dict(lambda _: [])["machines"]
     assert [(rank["name"], rank["share"], rank["waited"]) for rank in told["ranks"]] == [

@@ -51,7 +51,9 @@ class Album:
 
 
 def serve(folder: Path, data: Path, model: Path, *flags: str) -> Served:
-    arguments = command("search", str(folder), "--model", str(model), "--web", "--port", "0", *flags)
+    arguments = command(
+        "search", str(folder), "--model", str(model), "--web", "--port", "0", *flags
+    )
     return start(arguments, LAPCLIP_DATA=str(data))
 
 
@@ -79,7 +81,9 @@ def album(folder: Path, data: Path, model: Path, copies: int = 0) -> Iterator[Al
         scene(number).save(folder / f"scene {number}.{'jpg' if number % 2 else 'png'}")
     (folder / "more").mkdir()
     for number in range(copies):
-        shutil.copyfile(folder / f"scene {number % DRAWN // 2 * 2}.png", folder / "more" / f"copy {number}.png")
+        shutil.copyfile(
+            folder / f"scene {number % DRAWN // 2 * 2}.png", folder / "more" / f"copy {number}.png"
+        )
     upright = Image.new("RGB", (60, 40), "red")
     upright.paste("blue", (0, 0, 60, 20))
     exif = Image.Exif()

@@ -34,7 +34,9 @@ def draw_many(folder: Path, count: int) -> list[Path]:
 class Watched(SearchModel):
     """The real model, a few images at a time, with something that happens before each batch."""
 
-    def __init__(self, model: Path | str, before: Callable[[int], None] = lambda batch: None) -> None:
+    def __init__(
+        self, model: Path | str, before: Callable[[int], None] = lambda batch: None
+    ) -> None:
         real = open_search_model(str(model), "cpu")
         super().__init__(real.which, real.model)
         self.batch, self.before = BATCH, before
@@ -47,7 +49,9 @@ class Watched(SearchModel):
         return super().encode_pixels(pixels_NSSC)
 
 
-def index_now(folder: Path, model: SearchModel, waiting: Callable[[str], None] | None = None) -> Library:
+def index_now(
+    folder: Path, model: SearchModel, waiting: Callable[[str], None] | None = None
+) -> Library:
     index = Index(index_path(folder, model, indexes_of(folder)))
     found: IndexUpdate = update_index(index, folder, model, None, waiting)
     return Library(folder, index, model, found)

@@ -18,7 +18,13 @@ from lapclip.searching.query import nearest, parse, vector_of
 
 from .made import Watched, draw, draw_many, index_now, vectors_of
 
-BANK = ["a red cat", "two blue dogs at night", "a house in the snow", "a green snail", "three boats at sunset"]
+BANK = [
+    "a red cat",
+    "two blue dogs at night",
+    "a house in the snow",
+    "a green snail",
+    "three boats at sunset",
+]
 
 
 @pytest.fixture
@@ -48,7 +54,9 @@ def calibrate(model: Path, share: float = 0.7) -> Calibration:
     return found
 
 
-def expected(library: Library, found: Calibration, query: str, images: list[Path]) -> list[tuple[str, float]]:
+def expected(
+    library: Library, found: Calibration, query: str, images: list[Path]
+) -> list[tuple[str, float]]:
     """The order that plain numbers give."""
     vectors = vectors_of(images, library.model).astype(np.float16).astype(np.float32)
     parsed = parse(query)
@@ -59,7 +67,9 @@ def expected(library: Library, found: Calibration, query: str, images: list[Path
 
 
 @pytest.mark.parametrize("query", ["a red cat", "two red cats on the left, at night"])
-def test_answers_come_in_the_order_of_the_corrected_scores(photos: Path, model: Path, query: str) -> None:
+def test_answers_come_in_the_order_of_the_corrected_scores(
+    photos: Path, model: Path, query: str
+) -> None:
     images, found = draw_many(photos, 12), calibrate(model)
     library = index_now(photos, Watched(model))
     hits = library.find(query, 12)
@@ -79,7 +89,9 @@ def test_an_image_as_the_question_gets_no_correction(photos: Path, model: Path) 
     assert library.find("-snow", 8) == index_now(photos, Watched(model)).find("-snow", 8)
 
 
-def test_an_index_made_before_gets_it_without_reading_an_image_again(photos: Path, model: Path) -> None:
+def test_an_index_made_before_gets_it_without_reading_an_image_again(
+    photos: Path, model: Path
+) -> None:
     draw_many(photos, 9)
     index_now(photos, Watched(model))
     found = calibrate(model)
@@ -116,17 +128,23 @@ def test_an_index_knows_the_question_banks_that_were_used_last(photos: Path, mod
 def test_what_was_measured_of_another_model_is_not_used(photos: Path, model: Path) -> None:
     draw_many(photos, 4)
     found = calibrate(model)
-    keep_calibration(Calibration("another", found.vectors, found.facts), model / "calibration.safetensors")
+    keep_calibration(
+        Calibration("another", found.vectors, found.facts), model / "calibration.safetensors"
+    )
     answer = index_now(photos, Watched(model)).ask(parse("a red cat"), 4)
     assert answer.correction is None
 
 
-def test_a_question_in_words_is_corrected_and_one_with_a_minus_is_not(photos: Path, model: Path) -> None:
+def test_a_question_in_words_is_corrected_and_one_with_a_minus_is_not(
+    photos: Path, model: Path
+) -> None:
     draw_many(photos, 6)
     calibrate(model)
     library = index_now(photos, Watched(model))
     assert library.ask(parse("a cat"), 6).correction == {"kind": "short", "share": 0.7}
-    assert library.ask(parse("a cat -snow"), 6).correction is None  # it was measured for questions without a minus
+    assert (
+        library.ask(parse("a cat -snow"), 6).correction is None
+    )  # it was measured for questions without a minus
     assert any("23.5%" in note for note in library.model_notes())
 
 
@@ -139,7 +157,9 @@ def test_bars_run_from_an_average_image_to_the_best_one(photos: Path, model: Pat
     assert [hit.bar for hit in hits] == pytest.approx(bars.tolist(), abs=1e-3)
     assert hits[0].bar == 1.0
     assert hits[-1].bar == 0.0
-    assert [hit.bar for hit in library.find("a cat", 4, 5)] == [hit.bar for hit in hits[5:9]]  # also on a later page
+    assert [hit.bar for hit in library.find("a cat", 4, 5)] == [
+        hit.bar for hit in hits[5:9]
+    ]  # also on a later page
     assert library.like_image(images[3], 3)[0].bar == 1.0
     assert {hit.bar for hit in library.newest(3)} == {None}
 
@@ -157,7 +177,12 @@ def test_notes_say_that_nothing_shows_whether_an_image_fits(photos: Path, model:
     draw_many(photos, 3)
     library = index_now(photos, Watched(model))
     notes = library.notes_on(library.ask(parse("a cat"), 3))
-    assert notes.count("Results are ranked by similarity; nothing here shows whether any of them fits.") == 1
+    assert (
+        notes.count(
+            "Results are ranked by similarity; nothing here shows whether any of them fits."
+        )
+        == 1
+    )
 
 
 def test_corrected_scores_of_many_images_against_plain_numpy() -> None:

@@ -56,7 +56,11 @@ def test_an_index_of_an_earlier_release_is_found_again_without_a_name(two: Path)
         path.rename(place / path.name)
     made.rmdir()
     found = searched("photos", "x")
-    assert (found["model"], found["added"], found["index"]) == (str(Path("runs") / "one"), 0, str(place))
+    assert (found["model"], found["added"], found["index"]) == (
+        str(Path("runs") / "one"),
+        0,
+        str(place),
+    )
     assert searched("photos", "x", "--model", "other")["added"] == 3
     assert searched("photos", "x", "--model", "one")["added"] == 0
     done = lapclip("search", "photos", "--forget", "--model", "one")
@@ -74,7 +78,10 @@ def test_a_model_that_is_gone_is_said_so(two: Path) -> None:
     assert f"lapclip search photos --forget --model {Path('runs') / 'one'}" in note
     assert searched("photos", "x")["notes"] == []
     listed = searched("photos", "--forget")["indexes"]
-    assert [(Path(one["model"]).name, one["model_is_gone"]) for one in listed] == [("other", False), ("one", True)]
+    assert [(Path(one["model"]).name, one["model_is_gone"]) for one in listed] == [
+        ("other", False),
+        ("one", True),
+    ]
 
 
 def test_a_model_that_changed_since_gets_a_new_index_and_says_so(two: Path) -> None:
@@ -89,14 +96,18 @@ def test_a_model_that_changed_since_gets_a_new_index_and_says_so(two: Path) -> N
     assert (searched("photos", "x")["notes"], searched("photos", "x")["added"]) == ([], 0)
 
 
-def test_indexes_are_listed_with_their_sizes_and_removed_by_name(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexes_are_listed_with_their_sizes_and_removed_by_name(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     searched("photos", "x", "--model", "other")
     listed = searched("photos", "--forget")
     assert listed["removed"] == []
     first, second = listed["indexes"]
     assert [Path(one["model"]).name for one in (first, second)] == ["other", "one"]
     assert first["images"] == 3
-    assert first["bytes"] >= sum(path.stat().st_size for path in Path(first["path"]).glob("vectors-*"))
+    assert first["bytes"] >= sum(
+        path.stat().st_size for path in Path(first["path"]).glob("vectors-*")
+    )
     done = lapclip("search", "photos", "--forget")  # nobody to ask
     assert "Nothing was removed" in done.stdout
     assert f"--forget --model {Path('runs') / 'one'}" in done.stdout
@@ -113,7 +124,9 @@ def test_indexes_are_listed_with_their_sizes_and_removed_by_name(two: Path, monk
 
 
 @pytest.mark.parametrize(("answer", "left"), [("", 2), ("2", 1), ("1, 2", 0), ("all", 0), ("7", 2)])
-def test_a_person_at_the_terminal_is_asked(two: Path, monkeypatch: pytest.MonkeyPatch, answer: str, left: int) -> None:
+def test_a_person_at_the_terminal_is_asked(
+    two: Path, monkeypatch: pytest.MonkeyPatch, answer: str, left: int
+) -> None:
     index = indexes_of(two / "photos")[0].path
     shutil.copytree(index, index.with_name("0" * 16))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)

@@ -16,7 +16,15 @@ from lapclip.searching.index import Index, index_folder
 from lapclip.searching.indexes import indexes_of, remove
 from lapclip.searching.library import Library
 from lapclip.searching.update_index import update_index
-from tests.searching.made import BATCH, Watched, another_model, draw_many, index_now, vector_of, vectors_of
+from tests.searching.made import (
+    BATCH,
+    Watched,
+    another_model,
+    draw_many,
+    index_now,
+    vector_of,
+    vectors_of,
+)
 
 KILLED = """
 import sys
@@ -35,9 +43,14 @@ index_now(Path(sys.argv[2]), Watched(sys.argv[1], die))
 
 
 def start(script: str, *arguments: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
+    }
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def test_a_killed_indexer_loses_a_batch_at_most(trained: Path, photos: Path) -> None:
@@ -78,7 +91,9 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-def test_the_second_of_two_answers_from_what_there_is(trained: Path, photos: Path, tmp_path: Path) -> None:
+def test_the_second_of_two_answers_from_what_there_is(
+    trained: Path, photos: Path, tmp_path: Path
+) -> None:
     draw_many(photos, 20)
     (tmp_path / "stop-at").write_text("2")
     process = start(SLOW, trained, photos, tmp_path)
@@ -87,14 +102,18 @@ def test_the_second_of_two_answers_from_what_there_is(trained: Path, photos: Pat
         second = index_now(photos, Watched(trained))
         assert second.count == 2 * BATCH
         assert len(second.find("anything", 99)) == 2 * BATCH
-        assert second.update.notes == ["Another process is indexing this folder: this is what it has so far."]
+        assert second.update.notes == [
+            "Another process is indexing this folder: this is what it has so far."
+        ]
     finally:
         (tmp_path / "go").touch()
         output, errors = process.communicate(timeout=120)
     assert output.strip() == "20", errors
 
 
-def test_the_second_waits_with_a_word_where_there_is_nothing_yet(trained: Path, photos: Path, tmp_path: Path) -> None:
+def test_the_second_waits_with_a_word_where_there_is_nothing_yet(
+    trained: Path, photos: Path, tmp_path: Path
+) -> None:
     draw_many(photos, 8)
     (tmp_path / "stop-at").write_text("0")
     process = start(SLOW, trained, photos, tmp_path)
@@ -114,7 +133,9 @@ def test_the_second_waits_with_a_word_where_there_is_nothing_yet(trained: Path, 
     assert second.count == 8
 
 
-def test_two_processes_with_two_models_do_not_meet(trained: Path, photos: Path, tmp_path: Path) -> None:
+def test_two_processes_with_two_models_do_not_meet(
+    trained: Path, photos: Path, tmp_path: Path
+) -> None:
     made, other = draw_many(photos, 20), another_model(trained, tmp_path / "other")
     (tmp_path / "stop-at").write_text("2")
     process = start(SLOW, trained, photos, tmp_path)
@@ -130,7 +151,9 @@ def test_two_processes_with_two_models_do_not_meet(trained: Path, photos: Path, 
         (tmp_path / "go").touch()
         output, errors = process.communicate(timeout=120)
     assert output.strip() == "20", errors
-    assert sorted(str(one.reference) for one in indexes_of(photos)) == sorted([str(other), str(trained)])
+    assert sorted(str(one.reference) for one in indexes_of(photos)) == sorted(
+        [str(other), str(trained)]
+    )
     for path, vector in zip(made, vectors_of(made, model), strict=True):
         assert np.abs(vector_of(second, path.name) - vector).max() < 1e-3
     first = Watched(trained)

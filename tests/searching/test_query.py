@@ -128,7 +128,8 @@ def test_rounding_beyond_the_bound_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     exact = vectors.astype(np.float64) @ question.astype(np.float64)
     noise = np.random.default_rng(4).uniform(-0.2, 0.2, len(vectors)).astype(np.float32)
     monkeypatch.setattr(
-        "lapclip.searching.query.rough_scores", lambda vectors, question: exact.astype(np.float32) + noise
+        "lapclip.searching.query.rough_scores",
+        lambda vectors, question: exact.astype(np.float32) + noise,
     )
     places, _ = nearest(vectors, np.arange(2000), np.arange(2000), question, 10)
     assert places.tolist() == np.argsort(-exact)[:10].tolist()
@@ -136,7 +137,9 @@ def test_rounding_beyond_the_bound_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("limit", [0, 1, 3, 5, 8, 20])
 def test_equal_scores_come_in_the_order_of_their_numbers(limit: int) -> None:
-    vectors = np.array([0.5, 0.9, 0.5, 0.1, 0.5, 0.9, 0.5, 0.1], np.float16)[:, None] * np.ones((1, 4), np.float16)
+    vectors = np.array([0.5, 0.9, 0.5, 0.1, 0.5, 0.9, 0.5, 0.1], np.float16)[:, None] * np.ones(
+        (1, 4), np.float16
+    )
     numbers = np.array([8, 7, 6, 5, 4, 3, 2, 1])
     places, _ = nearest(vectors, np.arange(8), numbers, np.full(4, 0.5), limit)
     assert [int(numbers[at]) for at in places] == [3, 7, 2, 4, 6, 8, 1, 5][:limit]

@@ -16,7 +16,9 @@ def reading() -> list[threading.Thread]:
 
 def test_results_come_in_order_and_never_further_ahead_than_asked() -> None:
     started: list[int] = []
-    for at, made in enumerate(made_ahead(lambda item: started.append(item) or item * 2, range(50), 5, 3)):
+    for at, made in enumerate(
+        made_ahead(lambda item: started.append(item) or item * 2, range(50), 5, 3)
+    ):
         assert made == 2 * at
         assert len(started) <= at + 5
     assert sorted(started) == list(range(50))

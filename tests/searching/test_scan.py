@@ -34,7 +34,13 @@ def test_images_in_all_folders_by_their_names(photos: Path) -> None:
 def test_hidden_thrown_away_and_run_folders_are_left_out(photos: Path) -> None:
     touch(photos, "a.jpg", ".hidden.jpg", ".cache/b.jpg", "@eaDir/c.jpg", "$RECYCLE.BIN/d.jpg")
     touch(photos, "All.photoslibrary/resources/g.jpg")
-    touch(photos, "runs/first/run.toml", "runs/first/events.jsonl", "runs/first/images/e.jpg", "runs/f.jpg")
+    touch(
+        photos,
+        "runs/first/run.toml",
+        "runs/first/events.jsonl",
+        "runs/first/images/e.jpg",
+        "runs/f.jpg",
+    )
     assert names(photos) == ["a.jpg", "runs/f.jpg"]
 
 
@@ -57,7 +63,9 @@ def test_a_pipe_that_is_called_an_image_is_not_waited_for(photos: Path) -> None:
     assert names(photos) == ["a.jpg"]
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may look into every folder")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may look into every folder"
+)
 def test_a_closed_folder_hides_its_images(photos: Path) -> None:
     touch(photos, "a.jpg", "closed/b.jpg")
     (photos / "closed").chmod(0)

@@ -32,13 +32,17 @@ def test_json_contract(trained: Path, photos: Path) -> None:
     assert scores == sorted(scores, reverse=True)
     assert all(Path(result["path"]).is_file() for result in found["results"])
     assert found["seconds"] >= found["query_seconds"] > 0
-    assert found["unreadable"] == [{"path": "bad.jpg", "reason": "it is not an image of a known form"}]
+    assert found["unreadable"] == [
+        {"path": "bad.jpg", "reason": "it is not an image of a known form"}
+    ]
     again = searched(str(photos), "a red cat", "--model", str(trained), "--limit", "5")
     assert again["results"] == found["results"]
     assert again["added"] == 0
 
 
-def test_a_bar_beside_each_result_and_no_word_on_whether_it_fits(trained: Path, photos: Path) -> None:
+def test_a_bar_beside_each_result_and_no_word_on_whether_it_fits(
+    trained: Path, photos: Path
+) -> None:
     draw_many(photos, 12)
     arguments = ("search", str(photos), "a red cat", "--model", str(trained), "--limit", "12")
     done = lapclip(*arguments)
@@ -48,14 +52,19 @@ def test_a_bar_beside_each_result_and_no_word_on_whether_it_fits(trained: Path, 
     filled = [row[:8].count("█") for row in rows]
     assert filled == sorted(filled, reverse=True)
     text = " ".join(done.stdout.split())
-    assert text.count("Results are ranked by similarity; nothing here shows whether any of them fits.") == 1
+    assert (
+        text.count("Results are ranked by similarity; nothing here shows whether any of them fits.")
+        == 1
+    )
     assert text.count("Bars compare these images only") == 1
     answer = json.loads(lapclip(*arguments, "--json").stdout)
     assert answer["results"][0].keys() == {"path", "score", "number"}
     assert not {"verdict", "fit"} & answer.keys()
 
 
-@pytest.mark.parametrize(("encoding", "bar"), [("utf-8", "████░░░░"), ("cp1252", "####----"), ("ascii", "####----")])
+@pytest.mark.parametrize(
+    ("encoding", "bar"), [("utf-8", "████░░░░"), ("cp1252", "####----"), ("ascii", "####----")]
+)
 def test_bars_are_made_of_characters_that_the_output_has(encoding: str, bar: str) -> None:
     assert _bar(0.5, encoding) == bar
 
@@ -69,7 +78,11 @@ def test_an_image_is_a_question_too(trained: Path, photos: Path) -> None:
 
 
 def test_since_and_exclude(trained: Path, photos: Path) -> None:
-    old, new, cut = draw(photos / "old.png", 1), draw(photos / "new.png", 2), draw(photos / "screenshots" / "a.png", 3)
+    old, new, cut = (
+        draw(photos / "old.png", 1),
+        draw(photos / "new.png", 2),
+        draw(photos / "screenshots" / "a.png", 3),
+    )
     for path, year in ((old, 2020), (new, 2024), (cut, 2020)):
         changed = datetime(year, 6, 1).timestamp()
         os.utime(path, (changed, changed))
@@ -81,7 +94,8 @@ def test_since_and_exclude(trained: Path, photos: Path) -> None:
 
     def found(*arguments: str) -> set[str]:
         return {
-            Path(one["path"]).name for one in searched(str(photos), "x", *arguments, "--model", str(trained))["results"]
+            Path(one["path"]).name
+            for one in searched(str(photos), "x", *arguments, "--model", str(trained))["results"]
         }
 
     assert found() == {"old.png", "new.png", "a.png", "taken.jpg"}
@@ -106,7 +120,9 @@ def test_a_minus_changes_the_order_towards_what_is_wanted(trained: Path, photos:
     assert sum(gain[number] for number in first) > sum(gain[number] for number in last)
 
 
-def test_pages_of_answers_join_and_images_like_one_leave_it_out(trained: Path, photos: Path) -> None:
+def test_pages_of_answers_join_and_images_like_one_leave_it_out(
+    trained: Path, photos: Path
+) -> None:
     from lapclip.searching.library import open_library
 
     draw_many(photos, 11)
@@ -133,7 +149,9 @@ def test_a_model_that_saw_scenes_says_so(trained: Path, photos: Path) -> None:
     assert "a caption finds its own first in" in said
     elsewhere = photos.parent / "elsewhere"
     shutil.copytree(trained / "model", elsewhere)
-    assert "comes from elsewhere" in searched(str(photos), "x", "--model", str(elsewhere))["said"][0]
+    assert (
+        "comes from elsewhere" in searched(str(photos), "x", "--model", str(elsewhere))["said"][0]
+    )
 
 
 def test_without_an_index_a_run_that_learnt_from_images_is_taken_and_then_the_one_that_made_it(
@@ -159,7 +177,10 @@ def test_without_an_index_a_run_that_learnt_from_images_is_taken_and_then_the_on
     assert "among 240, split test" in found["why_model"]
     assert "trained on 64 images of my-photos" in found["said"][0]
     again = searched("photos", "x")
-    assert (again["model"], again["why_model"]) == (str(Path("runs") / "drawn"), "it made the index of this folder")
+    assert (again["model"], again["why_model"]) == (
+        str(Path("runs") / "drawn"),
+        "it made the index of this folder",
+    )
     assert again["added"] == 0
 
 
@@ -214,7 +235,9 @@ def test_the_next_search_keeps_what_was_given(trained: Path, photos: Path) -> No
         (["photos", "x", "--device", "cuda:7"], "--device"),
     ],
 )
-def test_mistakes_are_told_in_a_line_or_two(trained: Path, here: Path, arguments: list[str], said: str) -> None:
+def test_mistakes_are_told_in_a_line_or_two(
+    trained: Path, here: Path, arguments: list[str], said: str
+) -> None:
     draw_many(here / "photos", 1)
     (here / "empty").mkdir()
     done = lapclip("search", *arguments, "--model", str(trained))

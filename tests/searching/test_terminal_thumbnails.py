@@ -25,13 +25,17 @@ from tests.searching.made import draw
         ({}, None),
     ],
 )
-def test_terminals_by_what_they_say_of_themselves(environment: dict[str, str], how: str | None) -> None:
+def test_terminals_by_what_they_say_of_themselves(
+    environment: dict[str, str], how: str | None
+) -> None:
     assert protocol(environment) == how
 
 
 def test_kitty_gets_a_png_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "noise.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 200, 3), dtype=np.uint8)).save(path)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 200, 3), dtype=np.uint8)).save(
+        path
+    )
     drawn = thumbnail(path, "kitty")
     assert drawn is not None
     pieces = re.findall(r"\x1b_G([^;]*);([^\x1b]*)\x1b\\", drawn)
@@ -60,7 +64,10 @@ def test_sixels_are_the_image(tmp_path: Path) -> None:
     drawn = thumbnail(path, "sixel")
     assert drawn is not None
     body = drawn.removeprefix(f'\x1bPq"1;1;{SIDE};{SIDE}').removesuffix("\x1b\\")
-    palette = {int(c): (int(r), int(g), int(b)) for c, r, g, b in re.findall(r"#(\d+);2;(\d+);(\d+);(\d+)", body)}
+    palette = {
+        int(c): (int(r), int(g), int(b))
+        for c, r, g, b in re.findall(r"#(\d+);2;(\d+);(\d+);(\d+)", body)
+    }
     body = re.sub(r"#\d+;2;\d+;\d+;\d+", "", body)
     picture = np.zeros((SIDE + 6, SIDE, 3))
     for band, text in enumerate(body.split("-")):

@@ -19,7 +19,17 @@ from lapclip.errors import DataError
 from lapclip.searching import update_index as indexing
 from lapclip.searching.index import Index, index_folder, thumbnail_path
 from lapclip.searching.read_images import read_image
-from tests.searching.made import BATCH, Watched, draw, draw_many, index_at, index_now, names, vector_of, vectors_of
+from tests.searching.made import (
+    BATCH,
+    Watched,
+    draw,
+    draw_many,
+    index_at,
+    index_now,
+    names,
+    vector_of,
+    vectors_of,
+)
 
 
 def test_every_image_gets_the_vector_that_the_model_gives_it(trained: Path, photos: Path) -> None:
@@ -32,7 +42,9 @@ def test_every_image_gets_the_vector_that_the_model_gives_it(trained: Path, phot
         assert np.abs(vector_of(library, path.name) - vector).max() < 1e-3  # float16
 
 
-def test_second_pass_reads_nothing_and_a_changed_file_alone_is_done_again(trained: Path, photos: Path) -> None:
+def test_second_pass_reads_nothing_and_a_changed_file_alone_is_done_again(
+    trained: Path, photos: Path
+) -> None:
     draw_many(photos, 6)
     before = index_now(photos, Watched(trained))
     numbers = {hit.path.name: hit.number for hit in before.find("x", 99)}
@@ -45,14 +57,19 @@ def test_second_pass_reads_nothing_and_a_changed_file_alone_is_done_again(traine
     assert (library.update.added, library.update.moved, library.count) == (1, 1, 6)
     assert model.batches == [1]
     assert {hit.path.name: hit.number for hit in library.find("x", 99)} == numbers
-    assert np.abs(vector_of(library, "002.png") - vectors_of([photos / "002.png"], model)[0]).max() < 1e-3
+    assert (
+        np.abs(vector_of(library, "002.png") - vectors_of([photos / "002.png"], model)[0]).max()
+        < 1e-3
+    )
 
 
 def test_renamed_keep_their_vector_and_number_copies_get_their_own_and_deleted_leave(
     trained: Path, photos: Path
 ) -> None:
     draw_many(photos, 5)
-    before = {hit.path.name: hit.number for hit in index_now(photos, Watched(trained)).find("x", 99)}
+    before = {
+        hit.path.name: hit.number for hit in index_now(photos, Watched(trained)).find("x", 99)
+    }
     (photos / "elsewhere").mkdir()
     (photos / "000.png").rename(photos / "elsewhere" / "renamed.png")
     shutil.copy(photos / "001.png", photos / "copy.png")
@@ -69,11 +86,16 @@ def test_renamed_keep_their_vector_and_number_copies_get_their_own_and_deleted_l
     assert library.entry(before["002.png"]) is None
 
 
-def test_the_small_form_of_a_deleted_image_goes_unless_a_copy_is_left(trained: Path, photos: Path) -> None:
+def test_the_small_form_of_a_deleted_image_goes_unless_a_copy_is_left(
+    trained: Path, photos: Path
+) -> None:
     draw_many(photos, 3)
     shutil.copy(photos / "000.png", photos / "copy.png")
     library = index_now(photos, Watched(trained))
-    kept = {entry.path: thumbnail_path(library.index_path, entry.digest) for entry in library._index.entries()}
+    kept = {
+        entry.path: thumbnail_path(library.index_path, entry.digest)
+        for entry in library._index.entries()
+    }
     for path in kept.values():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"small")
@@ -116,7 +138,9 @@ def test_unreadable_are_listed_not_tried_again_and_indexed_once_mended(
     }
     read = []
     real = indexing.read_image
-    monkeypatch.setattr(indexing, "read_image", lambda path, *rest: read.append(path.name) or real(path, *rest))
+    monkeypatch.setattr(
+        indexing, "read_image", lambda path, *rest: read.append(path.name) or real(path, *rest)
+    )
     library = index_now(photos, Watched(trained))
     assert read == []
     assert len(library.update.unreadable) == 2
@@ -140,11 +164,18 @@ def bomb(path: Path) -> None:
     """A PNG of a few hundred bytes that claims 100,000 x 100,000 pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+        return (
+            len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+        )
 
     size = (100_000).to_bytes(4, "big")
     header = chunk(b"IHDR", size + size + bytes([8, 2, 0, 0, 0]))
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 9999)) + chunk(b"IEND", b""))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + header
+        + chunk(b"IDAT", zlib.compress(b"\0" * 9999))
+        + chunk(b"IEND", b"")
+    )
 
 
 def test_a_bomb_is_unreadable_and_no_crash(trained: Path, photos: Path) -> None:
@@ -157,7 +188,9 @@ def test_a_bomb_is_unreadable_and_no_crash(trained: Path, photos: Path) -> None:
     assert "megapixels" in reason or "million" in reason
 
 
-def test_memory_is_kept_for_an_image_while_it_is_decoded(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_kept_for_an_image_while_it_is_decoded(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, held = draw(photos / "huge.png", 1), []
     load = PngImageFile.load
 
@@ -204,7 +237,9 @@ def test_heic_photos(trained: Path, photos: Path, monkeypatch: pytest.MonkeyPatc
     assert '[heic]"' in reason
     monkeypatch.undo()
     monkeypatch.setenv("LAPCLIP_DATA", str(photos.parent / "data-directory"))
-    library = index_now(photos, Watched(trained))  # the extra was installed since: read without being touched
+    library = index_now(
+        photos, Watched(trained)
+    )  # the extra was installed since: read without being touched
     assert names(library) == ["one.png", "phone.HEIC"]
 
 
@@ -239,10 +274,15 @@ def test_a_folder_that_changes_while_it_is_indexed(trained: Path, photos: Path) 
     model = Watched(trained)
     library = index_now(photos, model)
     assert names(library) == [*(f"{at:03}.png" for at in range(39)), "new.png"]
-    assert np.abs(vector_of(library, "038.png") - vectors_of([photos / "038.png"], model)[0]).max() < 1e-3
+    assert (
+        np.abs(vector_of(library, "038.png") - vectors_of([photos / "038.png"], model)[0]).max()
+        < 1e-3
+    )
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps a user's folders from others by itself")
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="Windows keeps a user's folders from others by itself"
+)
 def test_the_index_is_the_users_own(trained: Path, photos: Path) -> None:
     draw_many(photos, 1)
     index_now(photos, Watched(trained))
@@ -295,7 +335,13 @@ def test_lost_vectors_and_a_damaged_table_are_made_again(trained: Path, photos: 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not allow such names")
 def test_odd_names(trained: Path, photos: Path) -> None:
-    odd = ["line\nbreak.png", "[red]markup.png", "-dash.png", "esc\x1b[31m.png", os.fsdecode(b"bytes\xff.png")]
+    odd = [
+        "line\nbreak.png",
+        "[red]markup.png",
+        "-dash.png",
+        "esc\x1b[31m.png",
+        os.fsdecode(b"bytes\xff.png"),
+    ]
     for at, name in enumerate(odd):
         try:
             draw(photos / "plain.png", at).rename(photos / name)
@@ -341,10 +387,15 @@ def test_vectors_without_an_image_do_not_count(trained: Path, photos: Path) -> N
     model = Watched(trained)
     library = index_now(photos, model)
     assert names(library) == ["000.png", "001.png", "next.png"]
-    assert np.abs(vector_of(library, "next.png") - vectors_of([photos / "next.png"], model)[0]).max() < 1e-3
+    assert (
+        np.abs(vector_of(library, "next.png") - vectors_of([photos / "next.png"], model)[0]).max()
+        < 1e-3
+    )
 
 
-def test_a_chain_of_names_where_each_file_takes_the_next_ones_place(trained: Path, photos: Path) -> None:
+def test_a_chain_of_names_where_each_file_takes_the_next_ones_place(
+    trained: Path, photos: Path
+) -> None:
     """The vector of the last is wanted after the image that named it is another."""
     draw_many(photos, 9)
     library = index_now(photos, Watched(trained))
@@ -385,7 +436,11 @@ def emptied(content: bytearray) -> None:
 @pytest.mark.parametrize("damage", [zeros, noise, truncated, one_bit, emptied])
 @pytest.mark.parametrize("kind", ["vectors-*.f16", "closeness-*.f32"])
 def test_a_damaged_part_is_made_again_and_never_ranked(
-    trained: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytearray], None], kind: str
+    trained: Path,
+    photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[bytearray], None],
+    kind: str,
 ) -> None:
     monkeypatch.setattr("lapclip.searching.index.PART_ROWS", 4)
     draw_many(photos, 10)
@@ -415,7 +470,9 @@ def test_a_damaged_part_is_made_again_and_never_ranked(
     assert not [note for note in again.update.notes if "damaged" in note]
 
 
-def test_rows_that_a_killed_process_left_without_a_checksum_are_written_over(trained: Path, photos: Path) -> None:
+def test_rows_that_a_killed_process_left_without_a_checksum_are_written_over(
+    trained: Path, photos: Path
+) -> None:
     draw_many(photos, 5)
     before = index_now(photos, Watched(trained))
     (file,) = before.index_path.glob("vectors-*.f16")
@@ -426,4 +483,9 @@ def test_rows_that_a_killed_process_left_without_a_checksum_are_written_over(tra
     after = index_now(photos, Watched(trained))
     assert (after.count, after.update.added) == (6, 1)
     assert not [note for note in after.update.notes if "damaged" in note]
-    assert np.abs(vector_of(after, "new.png") - vectors_of([photos / "new.png"], Watched(trained))[0]).max() < 1e-3
+    assert (
+        np.abs(
+            vector_of(after, "new.png") - vectors_of([photos / "new.png"], Watched(trained))[0]
+        ).max()
+        < 1e-3
+    )

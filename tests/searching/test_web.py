@@ -46,14 +46,20 @@ def test_words_find_what_the_library_finds(shown: Album) -> None:
     answer = shown.served.json("/search?words=" + quote("a red cat -snow"))
     expected = shown.library.find("a red cat -snow", 200)
     assert [row["number"] for row in answer["results"]] == [hit.number for hit in expected]
-    assert [row["score"] for row in answer["results"]] == pytest.approx([hit.score for hit in expected], abs=1e-3)
+    assert [row["score"] for row in answer["results"]] == pytest.approx(
+        [hit.score for hit in expected], abs=1e-3
+    )
     assert answer["total"] == shown.library.count == len(answer["results"])
     assert answer["ms"] > 0
 
 
 def test_without_a_question_the_newest_come_first(shown: Album) -> None:
     answer = shown.served.json("/search")
-    times = [shown.library.path(entry).stat().st_mtime for entry in map(shown.library.entry, numbers(answer)) if entry]
+    times = [
+        shown.library.path(entry).stat().st_mtime
+        for entry in map(shown.library.entry, numbers(answer))
+        if entry
+    ]
     assert times == sorted(times, reverse=True)
     assert len(times) == shown.library.count
     assert {row["score"] for row in answer["results"]} == {None}
@@ -144,18 +150,27 @@ def test_small_images_are_upright_and_made_once(shown: Album) -> None:
     address = f"/images/{shown.number('turned.jpg')}/small"
     first = shown.served.ask(address)
     small = Image.open(io.BytesIO(first.read()))
-    assert (first.headers["content-type"], small.format, small.size) == ("image/jpeg", "JPEG", (40, 60))
+    assert (first.headers["content-type"], small.format, small.size) == (
+        "image/jpeg",
+        "JPEG",
+        (40, 60),
+    )
     left, right = (small.convert("RGB").getpixel((x, 30)) for x in (5, 35))
     assert (np.array([left, right]) > 150).tolist() == [[True, False, False], [False, False, True]]
     large = shown.served.ask(f"/images/{shown.number('large.png')}/small")
-    assert Image.open(io.BytesIO(large.read())).size == (web_images.SHORT_SIDE, web_images.SHORT_SIDE)
+    assert Image.open(io.BytesIO(large.read())).size == (
+        web_images.SHORT_SIDE,
+        web_images.SHORT_SIDE,
+    )
     entry = shown.library.entry(shown.number("large.png"))
     assert entry
     kept = shown.library.index_path / "small" / entry.digest[:2] / f"{entry.digest}.jpg"
     Image.new("RGB", (3, 3)).save(kept)  # what is kept is what is sent
     again = shown.served.ask(f"/images/{shown.number('large.png')}/small")
     assert Image.open(io.BytesIO(again.read())).size == (3, 3)
-    same = shown.served.ask(f"/images/{shown.number('large.png')}/small", If_None_Match=again.headers["etag"])
+    same = shown.served.ask(
+        f"/images/{shown.number('large.png')}/small", If_None_Match=again.headers["etag"]
+    )
     assert same.status == 304
 
 
@@ -167,7 +182,11 @@ def test_whole_images_are_sent_as_they_are_where_browsers_read_them(shown: Album
         assert answer.read() == (shown.folder / name).read_bytes()
     converted = shown.served.ask(f"/images/{shown.number('paper.tiff')}/whole")
     image = Image.open(io.BytesIO(converted.read()))
-    assert (converted.headers["content-type"], image.format, image.size) == ("image/jpeg", "JPEG", (96, 96))
+    assert (converted.headers["content-type"], image.format, image.size) == (
+        "image/jpeg",
+        "JPEG",
+        (96, 96),
+    )
 
 
 def test_heic_is_converted(shown: Album) -> None:
@@ -236,17 +255,34 @@ def test_only_an_image_to_ask_by_can_be_sent(shown: Album) -> None:
 
 def test_other_sites_and_names_are_refused(shown: Album) -> None:
     own, number = f"127.0.0.1:{shown.served.port}", shown.number("scene 2.png")
-    for path in ("/", "/search", f"/images/{number}", f"/images/{number}/whole", f"/images/{number}/small"):
+    for path in (
+        "/",
+        "/search",
+        f"/images/{number}",
+        f"/images/{number}/whole",
+        f"/images/{number}/small",
+    ):
         assert shown.served.ask(path, Host=own).status == 200
         assert shown.served.ask(path, Host="evil.example").status == 403
         assert shown.served.ask(path, Origin="http://evil.example").status == 403
-        assert shown.served.ask(path, Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors").status == 403
+        assert (
+            shown.served.ask(path, Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors").status
+            == 403
+        )
     assert shown.served.ask("/asked", b"x", Origin="http://evil.example").status == 403
-    assert shown.served.ask("/asked", b"x", Origin=f"http://{own}").status == 400  # heard, and no image
+    assert (
+        shown.served.ask("/asked", b"x", Origin=f"http://{own}").status == 400
+    )  # heard, and no image
 
 
 def test_every_answer_carries_the_policy(shown: Album) -> None:
-    for path in ("/", "/search", f"/images/{shown.number('scene 2.png')}/whole", "/page.js", "/nothing"):
+    for path in (
+        "/",
+        "/search",
+        f"/images/{shown.number('scene 2.png')}/whole",
+        "/page.js",
+        "/nothing",
+    ):
         headers = shown.served.ask(path).headers
         assert "default-src 'none'" in headers["content-security-policy"]
         assert "unsafe" not in headers["content-security-policy"]
@@ -260,7 +296,10 @@ def test_page_loads_everything_it_names_from_here(shown: Album) -> None:
     assert {"/base.css", "/page.css", "/page.js", "/theme.js"} <= named
     for path in list(named):
         if path.endswith(".js"):
-            named |= {f"/{name}" for name in re.findall(r'from "\./([^"]+)"', shown.served.ask(path).read().decode())}
+            named |= {
+                f"/{name}"
+                for name in re.findall(r'from "\./([^"]+)"', shown.served.ask(path).read().decode())
+            }
     assert len(named) > 9
     for path in named:
         assert shown.served.ask(path).status == 200, path
@@ -268,12 +307,23 @@ def test_page_loads_everything_it_names_from_here(shown: Album) -> None:
 
 def test_a_token_is_needed(shown: Album) -> None:
     number = shown.number("scene 2.png")
-    for path in ("/", "/search", f"/images/{number}", f"/images/{number}/whole", f"/images/{number}/small", "/page.js"):
+    for path in (
+        "/",
+        "/search",
+        f"/images/{number}",
+        f"/images/{number}/whole",
+        f"/images/{number}/small",
+        "/page.js",
+    ):
         refused = shown.served.ask(path, Cookie="")
         assert refused.status == 401
         assert b"lapclip search FOLDER --web" in refused.read()
     assert shown.served.ask("/asked", b"x", Cookie="").status == 401
-    cookie = shown.served.ask(f"/?token={shown.served.token}", Cookie="").headers["set-cookie"].split(";")[0]
+    cookie = (
+        shown.served.ask(f"/?token={shown.served.token}", Cookie="")
+        .headers["set-cookie"]
+        .split(";")[0]
+    )
     assert shown.served.ask(f"/images/{number}/whole", Cookie=cookie).status == 200
 
 
@@ -285,7 +335,9 @@ def test_what_is_left_out_has_no_address(shown: Album) -> None:
             for path in (f"/images/{number}", f"/images/{number}/small", f"/images/{number}/whole"):
                 answer = served.ask(path)
                 assert answer.status == 404, path
-                assert answer.read() == served.ask(path.replace(str(number), "999999")).read()  # as if it were not
+                assert (
+                    answer.read() == served.ask(path.replace(str(number), "999999")).read()
+                )  # as if it were not
             assert served.json(f"/search?like={number}")["results"] == []
             assert served.ask(f"/images/{number}/small", If_None_Match="*").status == 404
         assert served.json(f"/images/{young}")["path"] == ODD[0]
@@ -303,7 +355,9 @@ def test_page_follows_the_index(shown: Album, monkeypatch: pytest.MonkeyPatch) -
         scene(9, 80).save(new)
         with contextlib.closing(open_library(shown.folder, str(shown.model))) as another:
             number = next(hit.number for hit in another.newest(another.count) if hit.path == new)
-            after = until(lambda: shown.served.json("/search"), lambda answer: number in numbers(answer))
+            after = until(
+                lambda: shown.served.json("/search"), lambda answer: number in numbers(answer)
+            )
             assert sorted(names(after)) == sorted([*names(before), "later.png"])
             assert after["count"] == after["total"] == before["total"] + 1
             assert after["reading"] > before["reading"]
@@ -312,7 +366,9 @@ def test_page_follows_the_index(shown: Album, monkeypatch: pytest.MonkeyPatch) -
     finally:
         new.unlink(missing_ok=True)
     with contextlib.closing(open_library(shown.folder, str(shown.model))):
-        until(lambda: shown.served.json("/search"), lambda answer: answer["count"] == before["count"])
+        until(
+            lambda: shown.served.json("/search"), lambda answer: answer["count"] == before["count"]
+        )
     assert numbers(shown.served.json("/search")) == numbers(before)
 
 
@@ -349,7 +405,11 @@ def test_the_number_that_is_announced_is_without_what_is_left_out(
     shown: Album, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     titles: list[str] = []
-    monkeypatch.setattr(application, "serve_until_interrupted", lambda _, words, *__, **___: titles.append(words.title))
+    monkeypatch.setattr(
+        application,
+        "serve_until_interrupted",
+        lambda _, words, *__, **___: titles.append(words.title),
+    )
     serve(shown.library, exclude=["scene*"])
     left = shown.library.count_of(exclude=["scene*"])
     assert 0 < left < shown.library.count
@@ -361,11 +421,15 @@ def test_page_opens_on_an_image_or_says_that_it_is_none(shown: Album, tmp_path: 
         name = served.fragment.removeprefix("image=")
         assert served.json(f"/search?image={name}")["results"][0]["name"] == "scene 7.jpg"
     (tmp_path / "notes.txt").write_text("no image")
-    with pytest.raises(DataError, match=r"notes.txt cannot be read as an image: it is not an image"):
+    with pytest.raises(
+        DataError, match=r"notes.txt cannot be read as an image: it is not an image"
+    ):
         serve(shown.library, like=tmp_path / "notes.txt")
 
 
-def test_small_images_beyond_the_limit_go_the_oldest_first(shown: Album, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_images_beyond_the_limit_go_the_oldest_first(
+    shown: Album, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = web_images.Images(shown.library)
     place = shown.library.index_path / "small"
     for at in range(3):

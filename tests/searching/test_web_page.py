@@ -33,8 +33,12 @@ def look(browser: Any, shown: Album) -> Iterator[Open]:
     """Opens the page and waits for its first tiles; at the end nothing may have gone wrong in it."""
     opened: list[Look] = []
 
-    def open_page(asked: str = "", *, width: int = 1280, scheme: str = "light", **options: Any) -> Look:
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **options)
+    def open_page(
+        asked: str = "", *, width: int = 1280, scheme: str = "light", **options: Any
+    ) -> Look:
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, **options
+        )
         tab = Look(context)
         opened.append(tab)
         tab.page.goto(f"{shown.served.address}{asked}")
@@ -49,7 +53,9 @@ def look(browser: Any, shown: Album) -> Iterator[Open]:
 
 def tiles(tab: Look) -> list[str]:
     """The names of the first tiles."""
-    return tab.page.evaluate("[...document.querySelectorAll('#grid img')].slice(0, 6).map(image => image.alt)")
+    return tab.page.evaluate(
+        "[...document.querySelectorAll('#grid img')].slice(0, 6).map(image => image.alt)"
+    )
 
 
 def focused(tab: Look) -> str:
@@ -83,7 +89,9 @@ def test_typing_shows_what_fits_best(shown: Album, look: Open) -> None:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_bars_show_the_similarity_and_the_page_says_what_they_are_not(shown: Album, look: Open, width: int) -> None:
+def test_bars_show_the_similarity_and_the_page_says_what_they_are_not(
+    shown: Album, look: Open, width: int
+) -> None:
     tab = look(width=width)
     ranking = tab.page.locator("#ranking")
     assert not ranking.is_visible()
@@ -101,7 +109,9 @@ def test_bars_show_the_similarity_and_the_page_says_what_they_are_not(shown: Alb
     assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_letters_in_a_row_make_few_questions_and_stale_answers_are_dropped(shown: Album, look: Open) -> None:
+def test_letters_in_a_row_make_few_questions_and_stale_answers_are_dropped(
+    shown: Album, look: Open
+) -> None:
     tab = look()
     held: list[Any] = []
     tab.page.route("**/search?*words=two+blue*", lambda route: held.append(route))
@@ -244,7 +254,9 @@ def test_thousands_scroll_with_few_tiles_in_the_page(shown: Album, look: Open) -
         "[...document.querySelectorAll('#grid li')].filter(item => { const box = item.getBoundingClientRect();"
         " return box.bottom > 150 && box.top < innerHeight; })"
     )
-    tab.until(f"{on_screen}.length > 10 && {on_screen}.every(item => item.firstChild.classList.contains('there'))")
+    tab.until(
+        f"{on_screen}.length > 10 && {on_screen}.every(item => item.firstChild.classList.contains('there'))"
+    )
     # The tile in the middle of the scroll is the image at that place.
     at, name = tab.page.evaluate(f"(({{dataset}}, image) => [Number(dataset.at), image.alt])({on_screen}[3].firstChild,"
                                  f" {on_screen}[3].firstChild.firstChild)")  # fmt: skip
@@ -257,7 +269,9 @@ def test_phone_has_no_sideways_scroll(shown: Album, look: Open, width: int, colu
     tab = look("#words=a+house", width=width, has_touch=True, is_mobile=True)
     tab.until("document.querySelectorAll('#grid li').length > 3")
     assert tab.overflow == 0
-    tops = tab.page.evaluate("[...document.querySelectorAll('#grid li')].map(item => item.getBoundingClientRect().top)")
+    tops = tab.page.evaluate(
+        "[...document.querySelectorAll('#grid li')].map(item => item.getBoundingClientRect().top)"
+    )
     assert tops.count(tops[0]) == columns
     tab.page.locator("#grid button").nth(1).tap()
     tab.wait_text("#viewer-path", shown.library.find("a house", 2)[1].path.name)
@@ -346,7 +360,12 @@ def test_labels_and_roles(shown: Album, look: Open) -> None:
     name = found(shown, "a house")[0]
     assert first.get_by_role("button", name=name).count() == 1
     assert first.get_attribute("aria-setsize") == str(shown.library.count)
-    assert tab.page.evaluate("getComputedStyle(document.querySelector('.tile img')).transitionDuration") == "0s"
+    assert (
+        tab.page.evaluate(
+            "getComputedStyle(document.querySelector('.tile img')).transitionDuration"
+        )
+        == "0s"
+    )
     first.get_by_role("button").click()
     assert tab.page.get_by_role("dialog", name=name).count() == 1
     assert tab.page.get_by_role("img", name=name).count() >= 1

@@ -54,7 +54,9 @@ class Serving:
     headers: dict[str, str] = field(default_factory=dict)
 
     def get(self, path: str, **headers: str) -> Reply:
-        return self._ask(urllib.request.Request(self.url + path, headers={**self.headers, **headers}))
+        return self._ask(
+            urllib.request.Request(self.url + path, headers={**self.headers, **headers})
+        )
 
     def post(self, path: str, content: Any, **headers: str) -> Reply:
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -97,12 +99,18 @@ def serving(
     limits = limits or Limits()
     engine = engine_of(path)
     metrics = Metrics()
-    service = Service(ServedModel("mine", engine, limits.cache_bytes, metrics.batch), limits, metrics)
+    service = Service(
+        ServedModel("mine", engine, limits.cache_bytes, metrics.batch), limits, metrics
+    )
     if search is not None:
         options["search"] = search(service)
     app = make_app(service, **options)
-    gate = Gate(app, service, door_for("127.0.0.1", "lapclip serve", loopback=True, token=False), key)
-    server = uvicorn.Server(uvicorn.Config(gate, port=0, log_level="error", lifespan="off", ws="none", http="h11"))
+    gate = Gate(
+        app, service, door_for("127.0.0.1", "lapclip serve", loopback=True, token=False), key
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(gate, port=0, log_level="error", lifespan="off", ws="none", http="h11")
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 60

@@ -61,7 +61,11 @@ def test_what_waits_is_joined_and_everyone_gets_their_own() -> None:
         assert engine.batches == [1, 4, 4]
         batcher.close()
         assert await asyncio.to_thread(batcher.join, 5)
-        assert [(report.tower, report.size) for report in reports] == [("image", 1), ("text", 4), ("image", 4)]
+        assert [(report.tower, report.size) for report in reports] == [
+            ("image", 1),
+            ("text", 4),
+            ("image", 4),
+        ]
 
     asyncio.run(check())
 
@@ -74,7 +78,9 @@ def test_rows_of_another_length_go_by_themselves() -> None:
         for each in rows:
             batcher.submit(each)
         engine.go.set()
-        assert [len(vector) for vector in await asyncio.gather(*(each.future for each in rows))] == [8, 16, 8]
+        assert [
+            len(vector) for vector in await asyncio.gather(*(each.future for each in rows))
+        ] == [8, 16, 8]
         assert engine.batches == [1, 2, 1]
         batcher.close()
 

@@ -36,9 +36,16 @@ def test_the_same_calls_give_the_same_vectors(served: Serving, tmp_path: Path) -
     with lapclip.connect(served.url) as model:
         assert np.abs(model.encode_image(paths) - served.encoder.encode_image(paths)).max() < 1e-5
         opened = [Image.open(path) for path in paths[:2]]
-        assert np.abs(model.encode_image(opened) - served.encoder.encode_image(paths[:2])).max() < 1e-5
-        assert np.abs(model.encode_text(captions) - served.encoder.encode_text(captions)).max() < 1e-5
-        assert np.abs(model.encode_image(np.asarray(opened[0])) - model.encode_image(opened[0])).max() < 1e-5
+        assert (
+            np.abs(model.encode_image(opened) - served.encoder.encode_image(paths[:2])).max() < 1e-5
+        )
+        assert (
+            np.abs(model.encode_text(captions) - served.encoder.encode_text(captions)).max() < 1e-5
+        )
+        assert (
+            np.abs(model.encode_image(np.asarray(opened[0])) - model.encode_image(opened[0])).max()
+            < 1e-5
+        )
         assert np.abs(model.encode_text("a cat") - served.encoder.encode_text("a cat")).max() < 1e-5
         assert model.encode_text([]).shape == (0, model.embedding)
         assert model.fingerprint() == served.encoder.fingerprint()
@@ -92,13 +99,20 @@ def test_open_images_are_seen_as_a_loaded_model_sees_them(served: Serving) -> No
         **{mode: photo.convert(mode) for mode in ("CMYK", "LAB", "P", "LA", "HSV", "1")},
     }
     with lapclip.connect(served.url) as model:
-        found = np.abs(model.encode_image(list(images.values())) - served.encoder.encode_image(list(images.values())))
+        found = np.abs(
+            model.encode_image(list(images.values()))
+            - served.encoder.encode_image(list(images.values()))
+        )
         with pytest.raises(lapclip.LapclipError, match="not numbers"):
             model.encode_image([Image.fromarray(np.full((8, 8), np.nan, np.float32))])
-    assert {name: float(far) for name, far in zip(images, found.max(axis=1), strict=True) if far > 1e-5} == {}
+    assert {
+        name: float(far) for name, far in zip(images, found.max(axis=1), strict=True) if far > 1e-5
+    } == {}
 
 
-def test_images_that_are_large_as_png(served: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_that_are_large_as_png(
+    served: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     noisy = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8))
     noisy.save(tmp_path / "noisy.png")
     with lapclip.connect(served.url) as model:
@@ -111,10 +125,15 @@ def test_images_that_are_large_as_png(served: Serving, tmp_path: Path, monkeypat
             model.encode_image([noisy])
 
 
-def test_requests_stay_below_what_a_server_takes(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_stay_below_what_a_server_takes(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     photos = [Image.open(io.BytesIO(jpeg(seed))) for seed in range(9)]
     size = len(base64.b64encode(client._bytes_of(photos[0])))
-    with serving(trained, Limits(body_bytes=5 * size)) as small, lapclip.connect(small.url) as model:
+    with (
+        serving(trained, Limits(body_bytes=5 * size)) as small,
+        lapclip.connect(small.url) as model,
+    ):
         monkeypatch.setattr(client, "BATCH_BYTES", 3 * size)
         assert np.abs(model.encode_image(photos) - small.encoder.encode_image(photos)).max() < 1e-5
         # Far more than fits into the buffers on the way: the server answers and closes while it is sent.
@@ -228,5 +247,9 @@ def test_a_server_that_does_not_heed_the_fingerprint() -> None:
 )
 def test_vectors_that_were_not_asked_for_are_no_answer(vectors: Any, why: str) -> None:
     asked = ["a cat", "a dog"]
-    with broken(READY, vectors) as url, lapclip.connect(url) as model, pytest.raises(RunError, match=why):
+    with (
+        broken(READY, vectors) as url,
+        lapclip.connect(url) as model,
+        pytest.raises(RunError, match=why),
+    ):
         model.encode_text(asked)

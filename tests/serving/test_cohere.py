@@ -40,7 +40,9 @@ def test_texts_images_and_inputs_get_the_vectors_of_the_model(served: Serving) -
     assert np.abs(np.array(answer.embeddings.float_) - expected_texts).max() < 1e-5
     assert answer.texts == texts
     images = [jpeg(1), jpeg(2)]
-    expected_images = served.encoder.encode_image([Image.open(io.BytesIO(image)) for image in images])
+    expected_images = served.encoder.encode_image(
+        [Image.open(io.BytesIO(image)) for image in images]
+    )
     answer = embed(served, images=[data_uri(image) for image in images], input_type="image")
     assert np.abs(np.array(answer.embeddings.float_) - expected_images).max() < 1e-5
     inputs = [
@@ -56,13 +58,17 @@ def test_types_are_made_of_the_same_vector(served: Serving) -> None:
     types = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
     found = embed(served, texts=["a red cat", "snow"], embedding_types=types).embeddings
     floats = np.array(found.float_, np.float32)
-    assert np.array_equal([np.frombuffer(base64.b64decode(text), "<f4") for text in found.base64], floats)
+    assert np.array_equal(
+        [np.frombuffer(base64.b64decode(text), "<f4") for text in found.base64], floats
+    )
     small = np.array(found.int8)
     assert np.abs(small / 127 - floats).max() <= 0.5 / 127 + 1e-6
     assert np.array_equal(np.array(found.uint8), small + 128)
     bits = np.array(found.ubinary)
     assert bits.shape == (2, -(-floats.shape[1] // 8))
-    assert [bit == "1" for bit in f"{bits[0, 0]:08b}"] == [bool(value > 0) for value in floats[0, :8]]
+    assert [bit == "1" for bit in f"{bits[0, 0]:08b}"] == [
+        bool(value > 0) for value in floats[0, :8]
+    ]
     assert np.array_equal(np.array(found.binary), bits - 128)
 
 
@@ -79,8 +85,13 @@ def test_types_fit_their_ranges_at_the_ends() -> None:
 def test_the_client_of_the_first_version_is_answered(served: Serving) -> None:
     old = cohere.Client("none", base_url=served.url, timeout=60)
     expected = served.encoder.encode_text(["a red cat"])
-    assert np.abs(np.array(old.embed(texts=["a red cat"], model="mine").embeddings) - expected).max() < 1e-5
-    typed = old.embed(texts=["a red cat"], embedding_types=["int8"], input_type="search_query").embeddings
+    assert (
+        np.abs(np.array(old.embed(texts=["a red cat"], model="mine").embeddings) - expected).max()
+        < 1e-5
+    )
+    typed = old.embed(
+        texts=["a red cat"], embedding_types=["int8"], input_type="search_query"
+    ).embeddings
     assert len(typed.int8[0]) == served.encoder.embedding  # type: ignore[union-attr]
 
 
@@ -102,12 +113,24 @@ LONG = "a red cat and a blue snail " * 200
         ({}, "exactly one"),
         ({"images": [data_uri(jpeg(1)), data_uri(jpeg(1)[:300])]}, "Item 1"),
         ({"images": ["https://example.com/a.jpg"]}, "--allow-urls"),
-        ({"inputs": [{"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]}, "Item 0"),
+        (
+            {
+                "inputs": [
+                    {"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+                ]
+            },
+            "Item 0",
+        ),
         ({"inputs": [{"content": [{"type": "video", "video": "a"}]}]}, "inputs.0.content"),
-        ({"texts": ["a"], "request_options": {"additional_body_parameters": {"dimension": 3}}}, "dimension"),
+        (
+            {"texts": ["a"], "request_options": {"additional_body_parameters": {"dimension": 3}}},
+            "dimension",
+        ),
     ],
 )
-def test_what_cannot_be_had_is_refused_in_its_own_form(served: Serving, asked: dict[str, Any], named: str) -> None:
+def test_what_cannot_be_had_is_refused_in_its_own_form(
+    served: Serving, asked: dict[str, Any], named: str
+) -> None:
     with pytest.raises(BadRequestError) as caught:
         embed(served, **asked)
     assert named in caught.value.body["message"]
@@ -126,8 +149,12 @@ def test_a_long_text_is_cut_at_its_end_unless_that_is_refused(served: Serving) -
         embed(served, texts=[LONG], truncate="NONE")
 
 
-def test_another_model_and_a_wrong_key_are_told_as_cohere_does(served: Serving, trained: Any) -> None:
-    assert embed(served, texts=["a"], model="embed-v4.0").embeddings.float_  # one is served, whatever it is called
+def test_another_model_and_a_wrong_key_are_told_as_cohere_does(
+    served: Serving, trained: Any
+) -> None:
+    assert embed(
+        served, texts=["a"], model="embed-v4.0"
+    ).embeddings.float_  # one is served, whatever it is called
     with pytest.raises(ApiError) as caught:
         embed(served, texts=["a"], model="0123456789abcdef")
     assert caught.value.status_code == 409
@@ -135,4 +162,8 @@ def test_another_model_and_a_wrong_key_are_told_as_cohere_does(served: Serving, 
     with serving(trained, key="right") as closed:
         with pytest.raises(UnauthorizedError):
             client(closed, "wrong").embed(model="mine", input_type="image", texts=["a"])
-        assert client(closed, "right").embed(model="mine", input_type="image", texts=["a"]).embeddings.float_
+        assert (
+            client(closed, "right")
+            .embed(model="mine", input_type="image", texts=["a"])
+            .embeddings.float_
+        )

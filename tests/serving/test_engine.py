@@ -19,7 +19,15 @@ from lapclip.errors import ConfigError, LapclipError
 from lapclip.machine.canary import PRECISIONS
 from lapclip.machine.choose_device import use_threads
 from lapclip.serving import choose_engine
-from lapclip.serving.choose_engine import Asked, Candidate, Forms, Rates, open_engine, same_engine, thread_counts
+from lapclip.serving.choose_engine import (
+    Asked,
+    Candidate,
+    Forms,
+    Rates,
+    open_engine,
+    same_engine,
+    thread_counts,
+)
 from lapclip.serving.engine import BatchTimes, Engine
 from lapclip.weights import DESCRIPTION
 from lapclip.which_model import which_model
@@ -46,10 +54,16 @@ def known_speeds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     speeds = {"torch-float32": 10.0, "onnx-float32": 20.0, "onnx-int8": 40.0}
 
     def rates(engines: dict[Candidate, Engine], beside: object) -> dict[Candidate, Rates]:
-        return {each: Rates(speeds.get(each.name, 1.0) * (1 + each.threads / 10), 100.0) for each in engines}
+        return {
+            each: Rates(speeds.get(each.name, 1.0) * (1 + each.threads / 10), 100.0)
+            for each in engines
+        }
 
     def measure(self: Engine) -> None:
-        self.times = {"image": BatchTimes({1: 0.01, 2: 0.02}), "text": BatchTimes({1: 0.01, 8: 0.02})}
+        self.times = {
+            "image": BatchTimes({1: 0.01, 2: 0.02}),
+            "text": BatchTimes({1: 0.01, 8: 0.02}),
+        }
 
     monkeypatch.setattr(choose_engine, "_rates", rates)
     monkeypatch.setattr(choose_engine, "thread_counts", lambda: [1, 2])
@@ -59,7 +73,9 @@ def known_speeds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 def describe(run: Path, **changes: Any) -> None:
     path = run / "exported" / "onnx-int8" / DESCRIPTION
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+    path.write_text(
+        json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8"
+    )
 
 
 def checked(run: Path, **changes: Any) -> None:
@@ -87,13 +103,17 @@ def test_what_was_measured_is_remembered_and_nothing_else_is_opened(
     opened(run)
     known_speeds["torch-float32"] = 1000.0
     with monkeypatch.context() as patch:
-        patch.setattr(choose_engine, "load_torch", lambda *_: pytest.fail("the model in torch is not needed"))
+        patch.setattr(
+            choose_engine, "load_torch", lambda *_: pytest.fail("the model in torch is not needed")
+        )
         assert opened(run).name == "onnx-int8"
     assert opened(run, None, 1).name == "torch-float32"  # other threads: another measurement
 
 
 @pytest.mark.parametrize("change", [{"passed": False}, {"recall_after": 0.49}])
-def test_int8_with_a_loss_is_taken_only_where_it_is_asked_for(run: Path, change: dict[str, Any]) -> None:
+def test_int8_with_a_loss_is_taken_only_where_it_is_asked_for(
+    run: Path, change: dict[str, Any]
+) -> None:
     checked(run, **change)
     assert opened(run).name == "onnx-float32"
     assert opened(run, "onnx-int8").name == "onnx-int8"
@@ -111,7 +131,10 @@ def test_an_export_of_another_model_is_never_taken(run: Path) -> None:
 
 def change(run: Path) -> None:
     tensors = run / "model" / "model.safetensors"
-    changed = {name: value * 1.01 if value.ndim > 1 else value for name, value in load_file(tensors).items()}
+    changed = {
+        name: value * 1.01 if value.ndim > 1 else value
+        for name, value in load_file(tensors).items()
+    }
     save_file(changed, tensors.with_suffix(".new"))
     tensors.with_suffix(".new").replace(tensors)
 
@@ -139,7 +162,9 @@ def test_float32_forms_bear_the_fingerprint_of_the_model(run: Path) -> None:
     assert opened(run, "onnx-int8").fingerprint != onnx.fingerprint
 
 
-def test_half_precision_has_to_agree_with_float32(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_precision_has_to_agree_with_float32(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, exact = opened(run, "torch-bfloat16", 1), opened(run, "torch-float32", 1)
     rows = engine.rows("image", 4)
     cosine = (engine.embed("image", rows) * exact.embed("image", rows)).sum(axis=1)
@@ -169,7 +194,9 @@ def test_each_thread_keeps_its_own_number_of_threads() -> None:
         np.asarray(torch.ones(64, 64) @ torch.ones(64, 64))
         seen[name] = torch.get_num_threads()
 
-    workers = [threading.Thread(target=work, args=each) for each in (("engine", 2), ("preparation", 1))]
+    workers = [
+        threading.Thread(target=work, args=each) for each in (("engine", 2), ("preparation", 1))
+    ]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -182,7 +209,9 @@ def test_thread_counts_start_at_one() -> None:
     assert thread_counts()[0] == 1
 
 
-def test_rates_are_those_of_the_batches_that_were_computed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_those_of_the_batches_that_were_computed(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engines = {Candidate(name): opened(run, name, 1) for name in ("torch-float32", "onnx-float32")}
     computed = set()
 
@@ -207,4 +236,7 @@ def test_the_photo_of_the_measurement_is_a_jpeg_that_an_engine_reads(run: Path) 
 
 
 def test_the_command_takes_every_engine_there_is() -> None:
-    assert set(get_args(EngineName)) == {*(f"torch-{dtype}" for dtype in PRECISIONS), *choose_engine.EXPORTS}
+    assert set(get_args(EngineName)) == {
+        *(f"torch-{dtype}" for dtype in PRECISIONS),
+        *choose_engine.EXPORTS,
+    }

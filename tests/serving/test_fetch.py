@@ -40,7 +40,9 @@ class Pictures(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answering)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
-        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        self.socket = context.wrap_socket(
+            self.socket, server_side=True, do_handshake_on_connect=False
+        )
         self.asked: list[tuple[str, dict[str, str]]] = []
         self.at_once = self.most_at_once = 0
 
@@ -51,7 +53,9 @@ class Pictures(ThreadingHTTPServer):
 class Answering(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         pictures = cast(Pictures, self.server)
-        pictures.asked.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+        pictures.asked.append(
+            (self.path, {name.lower(): value for name, value in self.headers.items()})
+        )
         _, way, *rest = self.path.split("/", 2)
         getattr(self, "do_" + way)(*rest)
 
@@ -146,7 +150,13 @@ class Network:
         if host not in self.names:
             raise socket.gaierror("no such name")
         return [
-            (socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
+            (
+                socket.AF_INET6 if ":" in address else socket.AF_INET,
+                socket.SOCK_STREAM,
+                6,
+                "",
+                (address, port),
+            )
             for address in self.names[host]
         ]
 
@@ -164,7 +174,16 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certificate")
     subprocess.run(
         [
-            *(openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *(
+                openssl,
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+                "-nodes",
+            ),
             *("-days", "2", "-keyout", "key.pem", "-out", "cert.pem", "-subj", f"/CN={NAME}"),
             *("-addext", f"subjectAltName=DNS:{NAME}"),
         ],
@@ -185,7 +204,9 @@ def pictures(certificate: Path) -> Iterator[Pictures]:
 
 
 @pytest.fixture
-def network(pictures: Pictures, fetching: Serving, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+def network(
+    pictures: Pictures, fetching: Serving, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Network]:
     pictures.asked.clear()
     yield Network(pictures, monkeypatch)
     # A fetch that was given up may still be about to connect. It must not do so in the next test's network.
@@ -243,10 +264,14 @@ def test_other_dialects_take_addresses_too(fetching: Serving, network: Network) 
 
 
 def test_an_address_is_fetched_each_time(fetching: Serving, network: Network) -> None:
-    assert embedding(fetching, f"https://{NAME}/next/") != embedding(fetching, f"https://{NAME}/next/")
+    assert embedding(fetching, f"https://{NAME}/next/") != embedding(
+        fetching, f"https://{NAME}/next/"
+    )
 
 
-def test_nothing_is_fetched_or_looked_up_where_that_was_not_allowed(served: Serving, network: Network) -> None:
+def test_nothing_is_fetched_or_looked_up_where_that_was_not_allowed(
+    served: Serving, network: Network
+) -> None:
     answer = ask(served, f"https://{NAME}/image/5")
     assert answer.status == 400
     assert answer.json["error"]["position"] == 1
@@ -255,31 +280,97 @@ def test_nothing_is_fetched_or_looked_up_where_that_was_not_allowed(served: Serv
 
 
 NOT_PUBLIC = [
-    *("0.0.0.0", "10.1.2.3", "100.64.0.1", "100.100.100.200", "127.0.0.1", "127.8.8.8", "169.254.169.254"),
-    *("172.16.0.1", "172.31.255.255", "192.0.0.192", "192.0.2.1", "192.88.99.1", "192.168.1.1", "198.18.0.1"),
+    *(
+        "0.0.0.0",
+        "10.1.2.3",
+        "100.64.0.1",
+        "100.100.100.200",
+        "127.0.0.1",
+        "127.8.8.8",
+        "169.254.169.254",
+    ),
+    *(
+        "172.16.0.1",
+        "172.31.255.255",
+        "192.0.0.192",
+        "192.0.2.1",
+        "192.88.99.1",
+        "192.168.1.1",
+        "198.18.0.1",
+    ),
     *("198.51.100.1", "203.0.113.1", "224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255"),
-    *("::", "::1", "::ffff:127.0.0.1", "::ffff:8.8.8.8", "::127.0.0.1", "::8.8.8.8", "64:ff9b::7f00:1"),
-    *("64:ff9b::808:808", "64:ff9b:1::1", "100::1", "2001::1", "2001:2::1", "2001:20::1", "2001:db8::1"),
-    *("2002:7f00:1::1", "2002:808:808::1", "3fff::1", "5f00::1", "fc00::1", "fd00:ec2::254", "fe80::1"),
+    *(
+        "::",
+        "::1",
+        "::ffff:127.0.0.1",
+        "::ffff:8.8.8.8",
+        "::127.0.0.1",
+        "::8.8.8.8",
+        "64:ff9b::7f00:1",
+    ),
+    *(
+        "64:ff9b::808:808",
+        "64:ff9b:1::1",
+        "100::1",
+        "2001::1",
+        "2001:2::1",
+        "2001:20::1",
+        "2001:db8::1",
+    ),
+    *(
+        "2002:7f00:1::1",
+        "2002:808:808::1",
+        "3fff::1",
+        "5f00::1",
+        "fc00::1",
+        "fd00:ec2::254",
+        "fe80::1",
+    ),
     *("fe80::1%eth0", "fec0::1", "ff02::1", "pictures.test", ""),
 ]
 
 
 def test_only_hosts_of_the_internet_are_public() -> None:
     assert [address for address in NOT_PUBLIC if is_public(address)] == []
-    public = ["8.8.8.8", PUBLIC, "100.63.255.255", "100.128.0.1", "172.32.0.1", "2606:4700::1111", "2a00:1450::1"]
+    public = [
+        "8.8.8.8",
+        PUBLIC,
+        "100.63.255.255",
+        "100.128.0.1",
+        "172.32.0.1",
+        "2606:4700::1111",
+        "2a00:1450::1",
+    ]
     assert all(is_public(address) for address in public)
 
 
 HOSTS = [
-    *("127.0.0.1", "169.254.169.254", "[::1]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[64:ff9b::7f00:1]"),
-    *("[2002:7f00:1::]", "[fe80::1%25lo]", "2130706433", "017700000001", "0x7f000001", "0177.0.0.1", "0x7f.1", "127.1"),
+    *(
+        "127.0.0.1",
+        "169.254.169.254",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "[::ffff:7f00:1]",
+        "[64:ff9b::7f00:1]",
+    ),
+    *(
+        "[2002:7f00:1::]",
+        "[fe80::1%25lo]",
+        "2130706433",
+        "017700000001",
+        "0x7f000001",
+        "0177.0.0.1",
+        "0x7f.1",
+        "127.1",
+    ),
     *("localhost", "localhost.", "unknown.test", "two.test", "mapped.test", "private.test"),
 ]
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_private_hosts_are_never_connected_to(fetching: Serving, network: Network, host: str) -> None:
+def test_private_hosts_are_never_connected_to(
+    fetching: Serving, network: Network, host: str
+) -> None:
     network.names |= {
         "two.test": [PUBLIC, "10.0.0.7"],
         "mapped.test": ["::ffff:10.0.0.7"],
@@ -288,9 +379,13 @@ def test_private_hosts_are_never_connected_to(fetching: Serving, network: Networ
     answer = ask(fetching, f"https://{host}/latest/meta-data")
     assert (answer.status, answer.json["error"]["position"]) == (400, 1)
     assert network.connected == []
-    redirected = ask(fetching, f"https://{NAME}/image/1", f"https://{NAME}/to/https://{host}/latest")
+    redirected = ask(
+        fetching, f"https://{NAME}/image/1", f"https://{NAME}/to/https://{host}/latest"
+    )
     assert (redirected.status, redirected.json["error"]["position"]) == (400, 2)
-    assert redirected.json["error"]["message"][6:] == answer.json["error"]["message"][6:].replace("1:", "2:", 1)
+    assert redirected.json["error"]["message"][6:] == answer.json["error"]["message"][6:].replace(
+        "1:", "2:", 1
+    )
     assert set(network.connected) == {PUBLIC}
 
 
@@ -310,7 +405,9 @@ def test_private_hosts_are_never_connected_to(fetching: Serving, network: Networ
         "https://pictures.test/" + "a" * 3000,
     ],
 )
-def test_only_plain_https_addresses_are_fetched(fetching: Serving, network: Network, url: str) -> None:
+def test_only_plain_https_addresses_are_fetched(
+    fetching: Serving, network: Network, url: str
+) -> None:
     assert ask(fetching, url).status == 400
     assert network.resolved == []
     if "//" in url and "///" not in url:  # else it is a path of the server that redirects
@@ -329,7 +426,9 @@ def test_a_name_is_looked_up_once_and_its_checked_address_is_used(
     assert ask(fetching, f"https://{NAME}/image/1").status == 200
     assert (network.resolved, network.connected) == ([NAME], [PUBLIC])
     network.resolved.clear()
-    assert ask(fetching, f"https://{NAME}/hops/1").status == 400  # a redirect is looked up, and checked, again
+    assert (
+        ask(fetching, f"https://{NAME}/hops/1").status == 400
+    )  # a redirect is looked up, and checked, again
     assert network.connected == [PUBLIC, PUBLIC]
 
 
@@ -364,7 +463,9 @@ def test_redirects_end(fetching: Serving, network: Network) -> None:
     assert len(network.connected) == 8
 
 
-def test_a_certificate_has_to_be_the_names(fetching: Serving, network: Network, pictures: Pictures) -> None:
+def test_a_certificate_has_to_be_the_names(
+    fetching: Serving, network: Network, pictures: Pictures
+) -> None:
     answer = ask(fetching, "https://other.test/image/1")
     assert answer.status == 400
     assert "certificate" in answer.json["error"]["message"]
@@ -387,7 +488,12 @@ def test_a_certificate_has_to_be_the_names(fetching: Serving, network: Network, 
     ],
 )
 def test_what_is_no_image_or_has_no_end_is_refused(
-    fetching: Serving, network: Network, monkeypatch: pytest.MonkeyPatch, path: str, status: int, named: str
+    fetching: Serving,
+    network: Network,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    status: int,
+    named: str,
 ) -> None:
     monkeypatch.setattr(fetch, "SECONDS", 0.3 if named == "seconds" else 60.0)
     monkeypatch.setattr(fetch, "LARGEST_IMAGE", 150_000)
@@ -407,11 +513,18 @@ def test_slow_servers_hold_up_nobody_else(
         while not pictures.asked:
             time.sleep(0.01)
         assert ask(fetching).status == 200
-        assert fetching.post("/embed", {"items": [{"image": base64.b64encode(jpeg(7)).decode()}]}).status == 200
+        assert (
+            fetching.post(
+                "/embed", {"items": [{"image": base64.b64encode(jpeg(7)).decode()}]}
+            ).status
+            == 200
+        )
         assert not slow.done()
         assert slow.result().status == 400
     time.sleep(0.1)
-    assert len(pictures.asked) <= 2 * fetch.AT_ONCE  # those that waited were given up with their request
+    assert (
+        len(pictures.asked) <= 2 * fetch.AT_ONCE
+    )  # those that waited were given up with their request
 
 
 def test_fetches_at_once_and_those_that_wait_are_bounded(
@@ -428,7 +541,9 @@ def test_fetches_at_once_and_those_that_wait_are_bounded(
     assert 2 <= pictures.most_at_once <= fetch.AT_ONCE
 
 
-def test_the_images_of_one_request_are_bounded_together(certificate: Path, network: Network) -> None:
+def test_the_images_of_one_request_are_bounded_together(
+    certificate: Path, network: Network
+) -> None:
     size = len(jpeg(1))
     bounded = fetcher(certificate, request_bytes=3 * size)
 
@@ -450,7 +565,11 @@ def test_a_model_that_was_named_by_its_fingerprint_answers_or_nobody(
     fetching: Serving, network: Network, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     model = fetching.service.model
-    asked = {"model": model.fingerprint, "input_type": "image", "images": [f"https://{NAME}/next/1"]}
+    asked = {
+        "model": model.fingerprint,
+        "input_type": "image",
+        "images": [f"https://{NAME}/next/1"],
+    }
     assert fetching.post(path, asked).status == 200
 
     def replaced_meanwhile(host: Any, port: Any, *arguments: Any, **options: Any) -> Any:

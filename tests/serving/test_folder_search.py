@@ -53,22 +53,36 @@ def test_answers_are_those_of_the_search_command(
         answer = server.post("/search", {"query": question, "limit": 5})
         assert answer.status == 200
         expected = library.find(question, 5)
-        assert [each["path"] for each in answer.json["results"]] == [hit.path.name for hit in expected]
+        assert [each["path"] for each in answer.json["results"]] == [
+            hit.path.name for hit in expected
+        ]
         assert answer.json["indexed"] == 12
         assert answer.headers["X-Lapclip-Model"] == server.encoder.fingerprint()
-    by_image = server.post("/search", {"image": base64.b64encode(jpeg(7)).decode(), "limit": 1}).json["results"]
+    by_image = server.post(
+        "/search", {"image": base64.b64encode(jpeg(7)).decode(), "limit": 1}
+    ).json["results"]
     assert by_image[0]["path"] == "07.jpg"
     like = server.post("/search", {"like": by_image[0]["number"], "limit": 20}).json["results"]
     assert len(like) == 11
-    left = server.post("/search", {"query": "a cat", "limit": 50, "exclude": ["0*"]}).json["results"]
+    left = server.post("/search", {"query": "a cat", "limit": 50, "exclude": ["0*"]}).json[
+        "results"
+    ]
     assert sorted(each["path"] for each in left) == ["10.jpg", "11.jpg"]
 
 
 @pytest.mark.parametrize(
     "request_body",
-    [{}, {"query": "a", "like": 1}, {"query": "  "}, {"query": "a", "since": "yesterday"}, {"query": "a", "limit": 0}],
+    [
+        {},
+        {"query": "a", "like": 1},
+        {"query": "  "},
+        {"query": "a", "since": "yesterday"},
+        {"query": "a", "limit": 0},
+    ],
 )
-def test_what_cannot_be_answered_is_refused(asked: tuple[Serving, FolderSearch], request_body: dict) -> None:
+def test_what_cannot_be_answered_is_refused(
+    asked: tuple[Serving, FolderSearch], request_body: dict
+) -> None:
     assert asked[0].post("/search", request_body).status == 400
 
 
@@ -103,14 +117,18 @@ def test_the_index_answers_with_its_own_model_until_the_new_one_has_seen_all(
     assert server.post("/search", {"query": "a red cat"}).status == 200
 
 
-def test_new_images_are_found_after_a_while(asked: tuple[Serving, FolderSearch], photos: Path) -> None:
+def test_new_images_are_found_after_a_while(
+    asked: tuple[Serving, FolderSearch], photos: Path
+) -> None:
     server, search = asked
     (photos / "late.jpg").write_bytes(jpeg(99))
     search._wake.set()  # instead of a minute
     deadline = time.monotonic() + 120
     while search.current[0].count < 13 and time.monotonic() < deadline:
         time.sleep(0.02)
-    found = server.post("/search", {"image": base64.b64encode(jpeg(99)).decode(), "limit": 1}).json["results"]
+    found = server.post("/search", {"image": base64.b64encode(jpeg(99)).decode(), "limit": 1}).json[
+        "results"
+    ]
     assert found[0]["path"] == "late.jpg"
 
 
@@ -118,7 +136,12 @@ def test_questions_that_leave_out_different_images_do_not_meet(
     asked: tuple[Serving, FolderSearch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if others replaced what was remembered of a question in the very moment.
-    monkeypatch.setattr(Library, "_left_out", property(lambda library: {}, lambda library, found: None), raising=False)
+    monkeypatch.setattr(
+        Library,
+        "_left_out",
+        property(lambda library: {}, lambda library, found: None),
+        raising=False,
+    )
     answer = asked[0].post("/search", {"query": "a cat", "limit": 50, "exclude": ["0*"]})
     assert sorted(each["path"] for each in answer.json["results"]) == ["10.jpg", "11.jpg"]
 

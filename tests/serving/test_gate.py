@@ -25,7 +25,14 @@ ASKED = {"items": [{"text": "a cat"}]}
 @pytest.fixture(scope="module")
 def guarded(trained: Path) -> Iterator[Serving]:
     """With a key and small limits."""
-    limits = Limits(deadline=60, items=3, body_bytes=20_000, all_body_bytes=30_000, body_seconds=2.0, cache_bytes=0)
+    limits = Limits(
+        deadline=60,
+        items=3,
+        body_bytes=20_000,
+        all_body_bytes=30_000,
+        body_seconds=2.0,
+        cache_bytes=0,
+    )
     with serving(trained, limits, key=KEY) as found:
         yield found
 
@@ -70,7 +77,9 @@ def test_all_requests_together_have_a_limit(guarded: Serving) -> None:
     with socket.create_connection((host, int(port)), timeout=60) as first:
         first.sendall(head)
         time.sleep(0.1)
-        assert guarded.post("/embed", ASKED, **{"X-API-Key": KEY}).status == 200  # what is only announced takes no room
+        assert (
+            guarded.post("/embed", ASKED, **{"X-API-Key": KEY}).status == 200
+        )  # what is only announced takes no room
         first.sendall(b" " * 17_000)
         wait_until(lambda: guarded.gate.bytes >= 17_000)
         with socket.create_connection((host, int(port)), timeout=60) as second:
@@ -98,7 +107,9 @@ def test_a_full_queue_refuses_at_once_and_recovers(trained: Path) -> None:
         items = [{"image": base64.b64encode(jpeg(seed)).decode()} for seed in range(10)]
         with ThreadPoolExecutor(8) as pool:
             answers = [pool.submit(found.post, "/embed", {"items": items}) for _ in range(8)]
-            while not any(answer.done() for answer in answers):  # one that was refused, as nothing is answered yet
+            while not any(
+                answer.done() for answer in answers
+            ):  # one that was refused, as nothing is answered yet
                 time.sleep(0.01)
             refused = found.post("/embed", {"items": items})
             hold.set()
@@ -115,7 +126,10 @@ def test_a_few_requests_may_always_wait(trained: Path) -> None:
     with serving(trained, Limits(queue_seconds=0.0, queue_requests=4, cache_bytes=0)) as found:
         hold = held_engine(found)
         with ThreadPoolExecutor(4) as pool:
-            answers = [pool.submit(found.post, "/embed", {"items": [{"text": "a"}, {"text": "b"}]}) for _ in range(4)]
+            answers = [
+                pool.submit(found.post, "/embed", {"items": [{"text": "a"}, {"text": "b"}]})
+                for _ in range(4)
+            ]
             while found.service.load[0] < 8:
                 time.sleep(0.01)
             assert found.post("/embed", {"items": [{"text": "c"}]}).status == 429
@@ -139,7 +153,9 @@ def test_a_caller_who_goes_away_costs_nothing_more(trained: Path) -> None:
             host, port = found.url.removeprefix("http://").split(":")
             with socket.create_connection((host, int(port))) as raw:
                 body = b'{"items": [{"text": "one"}, {"text": "two"}]}'
-                raw.sendall(f"POST /embed HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n".encode())
+                raw.sendall(
+                    f"POST /embed HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n".encode()
+                )
                 raw.sendall(f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
                 wait_until(lambda: found.service.load[0] == 3)
             wait_until(lambda: found.service.load[0] == 1)
@@ -172,7 +188,9 @@ def test_texts_and_probes_do_not_wait_behind_images_that_take_long(
         assert {each.result().status for each in waiting} == {200}
 
 
-def test_images_that_take_long_to_decode_fill_the_queue(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_that_take_long_to_decode_fill_the_queue(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row = ImageFile.row
 
     def slow(self: ImageFile, encoder: object) -> object:
@@ -191,7 +209,9 @@ def test_images_that_take_long_to_decode_fill_the_queue(trained: Path, monkeypat
         assert {answer.result().status for answer in answers} == {200, 429}
 
 
-def test_what_was_accepted_is_answered_while_the_server_ends(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_accepted_is_answered_while_the_server_ends(
+    served: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
     embed = served.service.embed
 
     async def end_meanwhile(*arguments: object, **options: object) -> object:
@@ -236,13 +256,20 @@ def test_a_data_uri_without_end_blocks_nobody(served: Serving) -> None:
 @pytest.mark.parametrize("path", ["/health", "/embed"])
 def test_requests_that_need_no_body_may_not_have_one(guarded: Serving, path: str) -> None:
     request = urllib.request.Request(
-        guarded.url + path, b" " * 15_000, {"X-API-Key": KEY}, method="GET" if path == "/embed" else "POST"
+        guarded.url + path,
+        b" " * 15_000,
+        {"X-API-Key": KEY},
+        method="GET" if path == "/embed" else "POST",
     )
     assert guarded._ask(request).status == 413
 
 
-@pytest.mark.parametrize("kind", ["application/json", "application/JSON", "Application/Vnd.Any+Json"])
-def test_json_of_very_many_elements_is_refused_before_it_is_read(served: Serving, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["application/json", "application/JSON", "Application/Vnd.Any+Json"]
+)
+def test_json_of_very_many_elements_is_refused_before_it_is_read(
+    served: Serving, kind: str
+) -> None:
     began = time.monotonic()
     body = b'{"items":[' + b"{}," * 2_000_000 + b"{}]}"
     answer = served.post("/embed", body, **{"Content-Type": kind})
@@ -251,7 +278,9 @@ def test_json_of_very_many_elements_is_refused_before_it_is_read(served: Serving
     assert time.monotonic() - began < 30
 
 
-def test_probes_do_not_wait_behind_texts_that_take_long(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_do_not_wait_behind_texts_that_take_long(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hold, row = threading.Event(), Text.row
 
     def slow(self: Text, encoder: object) -> object:
@@ -261,7 +290,9 @@ def test_probes_do_not_wait_behind_texts_that_take_long(trained: Path, monkeypat
 
     monkeypatch.setattr(Text, "row", slow)
     with serving(trained, Limits(cache_bytes=0)) as found, ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(found.post, "/embed", {"items": [{"text": "slow"}]}) for _ in range(4)]
+        waiting = [
+            pool.submit(found.post, "/embed", {"items": [{"text": "slow"}]}) for _ in range(4)
+        ]
         time.sleep(0.2)
         began = time.monotonic()
         assert found.get("/ready").status == 200

@@ -33,27 +33,42 @@ from .conftest import Reply, Serving, jpeg, serving
 
 BOUNDARY = "----formdata-undici-012345678901"
 VISUAL = {"clip": {"visual": {"modelName": "ViT-B-32__openai"}}}
-TEXTUAL = {"clip": {"textual": {"modelName": "nllb-clip-base-siglip__v1", "options": {"language": "de"}}}}
+TEXTUAL = {
+    "clip": {"textual": {"modelName": "nllb-clip-base-siglip__v1", "options": {"language": "de"}}}
+}
 FACES = {
     "facial-recognition": {
         "detection": {"modelName": "buffalo_l", "options": {"minScore": 0.7}},
         "recognition": {"modelName": "buffalo_l"},
     }
 }
-FOUND = {"facial-recognition": [{"score": 0.9, "embedding": "[1]"}], "imageHeight": 60, "imageWidth": 80}
+FOUND = {
+    "facial-recognition": [{"score": 0.9, "embedding": "[1]"}],
+    "imageHeight": 60,
+    "imageWidth": 80,
+}
 
 
 def form(entries: Any, **fields: bytes) -> bytes:
     """A form as Node writes it."""
-    parts = [b'name="entries"\r\n\r\n' + (entries if isinstance(entries, bytes) else json.dumps(entries).encode())]
+    parts = [
+        b'name="entries"\r\n\r\n'
+        + (entries if isinstance(entries, bytes) else json.dumps(entries).encode())
+    ]
     for name, content in fields.items():
-        file = b'; filename="blob"\r\nContent-Type: application/octet-stream' if name == "image" else b""
+        file = (
+            b'; filename="blob"\r\nContent-Type: application/octet-stream'
+            if name == "image"
+            else b""
+        )
         parts.append(b'name="' + name.encode() + b'"' + file + b"\r\n\r\n" + content)
     begin = f"--{BOUNDARY}\r\nContent-Disposition: form-data; ".encode()
     return b"".join(begin + part + b"\r\n" for part in parts) + f"--{BOUNDARY}--\r\n".encode()
 
 
-def predict(served: Serving, body: bytes, kind: str = f"multipart/form-data; boundary={BOUNDARY}") -> Reply:
+def predict(
+    served: Serving, body: bytes, kind: str = f"multipart/form-data; boundary={BOUNDARY}"
+) -> Reply:
     return served.post("/predict", body, **{"Content-Type": kind})
 
 
@@ -131,14 +146,18 @@ def test_images_and_texts_get_their_vectors_as_strings(served: Serving) -> None:
     assert np.abs(np.array(json.loads(answer.json["clip"])) - expected).max() < 1e-5
 
 
-def test_a_large_image_is_never_written_to_disk(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_image_is_never_written_to_disk(
+    served: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a temporary file")
 
     for name in ("SpooledTemporaryFile", "TemporaryFile", "NamedTemporaryFile", "mkstemp"):
         monkeypatch.setattr(tempfile, name, refuse)
     file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (800, 800, 3), np.uint8)).save(file, "BMP")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (800, 800, 3), np.uint8)).save(
+        file, "BMP"
+    )
     assert len(file.getvalue()) > 1_900_000
     assert predict(served, form(VISUAL, image=file.getvalue())).status == 200
 
@@ -153,7 +172,13 @@ def test_a_large_image_is_never_written_to_disk(served: Serving, monkeypatch: py
         (form({"clip": {}}, image=b"a"), 400, "visual"),
         (form({"clip": {"visual": {}}}, image=b"a"), 400, "modelName"),
         (form({"clip": {"visual": {"modelName": "a", "size": 3}}}, image=b"a"), 400, "size"),
-        (form({"clip": {"visual": {"modelName": "a"}, "textual": {"modelName": "a"}}}, image=b"a"), 400, "either"),
+        (
+            form(
+                {"clip": {"visual": {"modelName": "a"}, "textual": {"modelName": "a"}}}, image=b"a"
+            ),
+            400,
+            "either",
+        ),
         (form(VISUAL), 400, "image"),
         (form(VISUAL, text=b"a"), 400, "image"),
         (form(TEXTUAL, text=b"\xff"), 400, "UTF-8"),
@@ -178,7 +203,11 @@ def test_what_cannot_be_answered_is_refused_in_its_own_form(
 
 
 def test_only_forms_are_taken(served: Serving) -> None:
-    for kind in ("application/json", "multipart/form-data", "multipart/form-data; boundary=" + 300 * "a"):
+    for kind in (
+        "application/json",
+        "multipart/form-data",
+        "multipart/form-data; boundary=" + 300 * "a",
+    ):
         assert predict(served, form(VISUAL, image=jpeg(1)), kind).status == 400
 
 
@@ -195,7 +224,9 @@ def test_faces_are_passed_on_as_they_came(passing: tuple[Serving, Upstream]) -> 
     assert len(upstream.asked) == 2
 
 
-def test_of_a_mixed_request_the_embedding_is_made_here_and_the_rest_there(passing: tuple[Serving, Upstream]) -> None:
+def test_of_a_mixed_request_the_embedding_is_made_here_and_the_rest_there(
+    passing: tuple[Serving, Upstream],
+) -> None:
     served, upstream = passing
     answer = predict(served, form({**VISUAL, **FACES}, image=jpeg(1)))
     assert answer.json["facial-recognition"] == FOUND["facial-recognition"]
@@ -256,7 +287,9 @@ def test_a_caller_who_goes_away_frees_the_upstream(
     address, body = urlsplit(served.url), form(FACES, image=b"a")
     head = f"POST /predict HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: {len(body)}\r\n"
     with socket.create_connection((address.hostname, address.port)) as caller:
-        caller.sendall(f"{head}Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n\r\n".encode() + body)
+        caller.sendall(
+            f"{head}Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n\r\n".encode() + body
+        )
         while not upstream.asked:
             threading.Event().wait(0.01)
         assert not upstream.left.is_set()
@@ -269,7 +302,9 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-@pytest.mark.parametrize("url", ["immich:3003", "ftp://immich", "http://", "http://a:b@immich", "http://immich:x", "/"])
+@pytest.mark.parametrize(
+    "url", ["immich:3003", "ftp://immich", "http://", "http://a:b@immich", "http://immich:x", "/"]
+)
 def test_an_upstream_has_to_be_an_address(served: Serving, url: str) -> None:
     with pytest.raises(ConfigError, match="no address"):
         immich.Upstream(url)
@@ -294,7 +329,12 @@ def test_immich_has_no_key_and_needs_none_where_that_was_allowed(
         statuses.append(message.get("status"))
 
     for path in ("/predict", "/v1/embed"):
-        scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"host", b"127.0.0.1")]}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "headers": [(b"host", b"127.0.0.1")],
+        }
         scope |= {"query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1"}
         statuses.clear()
         given.clear()
@@ -303,6 +343,8 @@ def test_immich_has_no_key_and_needs_none_where_that_was_allowed(
 
 
 def test_a_form_of_very_many_parts_is_not_read_to_its_end(served: Serving) -> None:
-    answer = predict(served, f"--{BOUNDARY}\r\n\r\n\r\n".encode() * 10_000 + f"--{BOUNDARY}--\r\n".encode())
+    answer = predict(
+        served, f"--{BOUNDARY}\r\n\r\n\r\n".encode() * 10_000 + f"--{BOUNDARY}--\r\n".encode()
+    )
     assert answer.status == 400
     assert "parts" in answer.json["detail"]

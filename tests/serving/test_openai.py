@@ -63,25 +63,37 @@ def chat(*parts: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(parts)}]
 
 
-def test_the_openai_package_gets_the_vectors_of_the_model(client: openai.OpenAI, expected: np.ndarray) -> None:
+def test_the_openai_package_gets_the_vectors_of_the_model(
+    client: openai.OpenAI, expected: np.ndarray
+) -> None:
     one = client.embeddings.create(model="mine", input=TEXTS[0])
     assert close(vectors(one), expected[:1])
     for form in ("float", "base64"):
-        several = client.embeddings.create(model="mine", input=[*TEXTS, URI], encoding_format=form, user="me")
+        several = client.embeddings.create(
+            model="mine", input=[*TEXTS, URI], encoding_format=form, user="me"
+        )
         if form == "base64":
-            decoded = [np.frombuffer(base64.b64decode(str(each.embedding)), "<f4") for each in several.data]
+            decoded = [
+                np.frombuffer(base64.b64decode(str(each.embedding)), "<f4") for each in several.data
+            ]
             assert close(np.stack(decoded), expected)
         else:
             assert close(vectors(several), expected)
     assert several.model == "mine"
 
 
-def test_usage_counts_the_tokens_that_the_model_reads(client: openai.OpenAI, served: Serving) -> None:
+def test_usage_counts_the_tokens_that_the_model_reads(
+    client: openai.OpenAI, served: Serving
+) -> None:
     tokenizer, context = served.encoder.tokenizer, served.encoder.context
     texts = [*TEXTS, "very " * 500]
     for _ in range(2):  # then from the cache
         usage = client.embeddings.create(model="mine", input=[*texts, URI]).usage
-        assert usage.prompt_tokens == usage.total_tokens == sum(len(tokenizer.encode(text, context)) for text in texts)
+        assert (
+            usage.prompt_tokens
+            == usage.total_tokens
+            == sum(len(tokenizer.encode(text, context)) for text in texts)
+        )
 
 
 def test_the_openai_package_lists_the_model(client: openai.OpenAI, served: Serving) -> None:
@@ -95,7 +107,9 @@ def test_the_openai_package_lists_the_model(client: openai.OpenAI, served: Servi
     assert refused.value.code == "model_not_found"
 
 
-def test_any_name_is_answered_but_another_fingerprint_is_not(client: openai.OpenAI, served: Serving) -> None:
+def test_any_name_is_answered_but_another_fingerprint_is_not(
+    client: openai.OpenAI, served: Serving
+) -> None:
     own, other = served.encoder.fingerprint(), "0123456789abcdef"
     for name in ("text-embedding-3-small", own):
         answer = client.embeddings.with_raw_response.create(model=name, input="a cat")
@@ -104,15 +118,21 @@ def test_any_name_is_answered_but_another_fingerprint_is_not(client: openai.Open
     patient = client.with_options(max_retries=2)
     for name, demand in ((other, own), ("mine", other)):
         with pytest.raises(openai.ConflictError) as refused:
-            patient.embeddings.create(model=name, input="a cat", extra_headers={"X-Lapclip-Model": demand})
+            patient.embeddings.create(
+                model=name, input="a cat", extra_headers={"X-Lapclip-Model": demand}
+            )
         assert refused.value.code == "wrong_model"
         assert refused.value.response.headers["X-Should-Retry"] == "false"
     assert served.get("/v1/models", **{"X-Lapclip-Model": other}).status == 409
 
 
-def test_modality_says_what_strings_are(client: openai.OpenAI, served: Serving, expected: np.ndarray) -> None:
+def test_modality_says_what_strings_are(
+    client: openai.OpenAI, served: Serving, expected: np.ndarray
+) -> None:
     for image in (URI, RAW):
-        answer = client.embeddings.create(model="mine", input=[image], extra_body={"modality": "image"})
+        answer = client.embeddings.create(
+            model="mine", input=[image], extra_body={"modality": "image"}
+        )
         assert close(vectors(answer), expected[2:])
     texts = client.embeddings.create(model="mine", input=[*TEXTS], extra_body={"modality": "text"})
     assert close(vectors(texts), expected[:2])
@@ -127,18 +147,28 @@ def test_lists_of_texts_and_images_as_jina_has_them(served: Serving, expected: n
     assert close(vectors(ask(served, input=given, **options)), expected)
     assert close(vectors(ask(served, input=[{"image": URI}])), expected[2:])
     bits = expected > 0
-    packed = {kind: vectors(ask(served, input=given, embedding_type=kind)) for kind in ("binary", "ubinary")}
+    packed = {
+        kind: vectors(ask(served, input=given, embedding_type=kind))
+        for kind in ("binary", "ubinary")
+    }
     assert (np.unpackbits(packed["ubinary"].astype(np.uint8), axis=1) == bits).all()
     assert (packed["binary"] == packed["ubinary"] - 128).all()
 
 
-def test_messages_as_vllm_has_them(client: openai.OpenAI, served: Serving, expected: np.ndarray) -> None:
+def test_messages_as_vllm_has_them(
+    client: openai.OpenAI, served: Serving, expected: np.ndarray
+) -> None:
     def create(messages: Any) -> np.ndarray:
         body = {"messages": messages, "model": "mine", "encoding_format": "float"}
         more = {"continue_final_message": False, "add_special_tokens": False}
-        return vectors(client.post("/embeddings", cast_to=CreateEmbeddingResponse, body={**body, **more}))
+        return vectors(
+            client.post("/embeddings", cast_to=CreateEmbeddingResponse, body={**body, **more})
+        )
 
-    image, text = {"type": "image_url", "image_url": {"url": URI}}, {"type": "text", "text": TEXTS[0]}
+    image, text = (
+        {"type": "image_url", "image_url": {"url": URI}},
+        {"type": "text", "text": TEXTS[0]},
+    )
     assert close(create(chat(image)), expected[2:])
     assert close(create(chat(text)), expected[:1])
     assert close(create([{"role": "user", "content": TEXTS[0]}]), expected[:1])
@@ -151,7 +181,9 @@ def test_messages_as_vllm_has_them(client: openai.OpenAI, served: Serving, expec
 
 def test_token_ids_are_refused_with_the_setting_that_stops_them(client: openai.OpenAI) -> None:
     for tokens in ([[9906, 1917], [64]], [9906, 1917]):
-        with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False") as refused:
+        with pytest.raises(
+            openai.BadRequestError, match="check_embedding_ctx_length=False"
+        ) as refused:
             client.embeddings.create(model="mine", input=tokens)
         assert refused.value.param == "input"
 
@@ -159,7 +191,14 @@ def test_token_ids_are_refused_with_the_setting_that_stops_them(client: openai.O
 def test_only_the_dimension_of_the_model_is_given(client: openai.OpenAI, served: Serving) -> None:
     own = served.encoder.embedding
     for dimensions in (own, 0):  # infinity's client sends 0
-        assert len(client.embeddings.create(model="mine", input="a", dimensions=dimensions).data[0].embedding) == own
+        assert (
+            len(
+                client.embeddings.create(model="mine", input="a", dimensions=dimensions)
+                .data[0]
+                .embedding
+            )
+            == own
+        )
     with pytest.raises(openai.BadRequestError, match=f"dimensions={own}") as refused:
         client.embeddings.create(model="mine", input="a", dimensions=own // 2)
     assert (refused.value.param, refused.value.code) == ("dimensions", "unsupported")
@@ -190,7 +229,9 @@ def test_only_the_dimension_of_the_model_is_given(client: openai.OpenAI, served:
         ("messages.0.content.0.type", {"messages": chat({"type": "video_url"})}),
     ],
 )
-def test_what_cannot_be_had_is_refused_in_openais_form(served: Serving, param: str, content: dict[str, Any]) -> None:
+def test_what_cannot_be_had_is_refused_in_openais_form(
+    served: Serving, param: str, content: dict[str, Any]
+) -> None:
     refused = ask(served, **content)
     assert refused.status == 400
     error = refused.json["error"]
@@ -205,7 +246,9 @@ def test_a_request_that_is_no_object_hears_what_to_send(served: Serving) -> None
         refused = served.post("/v1/embeddings", body)
         assert refused.status == 400
         assert "JSON" in refused.json["error"]["message"]
-    form = served.post("/v1/embeddings", b'{"input": "a"}', **{"Content-Type": "application/x-www-form-urlencoded"})
+    form = served.post(
+        "/v1/embeddings", b'{"input": "a"}', **{"Content-Type": "application/x-www-form-urlencoded"}
+    )
     assert "application/json" in form.json["error"]["message"]
 
 

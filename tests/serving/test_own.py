@@ -41,7 +41,9 @@ def test_similarity_is_the_cosine_of_each_with_each(served: Serving, photos: np.
     assert np.abs(np.array(among.json["similarity"]) - texts @ texts.T).max() < 1e-5
 
 
-def test_classify_gives_the_shares_that_the_model_learnt_to_give(served: Serving, photos: np.ndarray) -> None:
+def test_classify_gives_the_shares_that_the_model_learnt_to_give(
+    served: Serving, photos: np.ndarray
+) -> None:
     assert isinstance(served.encoder, Embedder)
     scale = math.exp(served.encoder.model.logit_scale.item())
     for templates in (None, ["a {}", "the {} there"]):
@@ -49,16 +51,21 @@ def test_classify_gives_the_shares_that_the_model_learnt_to_give(served: Serving
         answer = served.post("/classify", asked).json
         classes = class_embeddings(served.encoder.encode_text, LABELS, templates or TEMPLATES)
         logits = np.exp(scale * (photos @ classes.T))
-        found = np.array([[each["shares"][label] for label in LABELS] for each in answer["results"]])
+        found = np.array(
+            [[each["shares"][label] for label in LABELS] for each in answer["results"]]
+        )
         assert np.abs(found - logits / logits.sum(axis=1, keepdims=True)).max() < 1e-4
-        assert [each["label"] for each in answer["results"]] == [LABELS[at] for at in logits.argmax(axis=1)]
+        assert [each["label"] for each in answer["results"]] == [
+            LABELS[at] for at in logits.argmax(axis=1)
+        ]
         how = answer["shares"]
         assert (how["method"], how["scale_from"], how["calibrated"]) == ("softmax", "model", False)
         assert how["scale"] == pytest.approx(scale)
 
 
 @pytest.mark.parametrize(
-    ("learnt", "method", "source"), [(Logits(10.0, -5.0), "sigmoid", "model"), (None, "softmax", "assumed")]
+    ("learnt", "method", "source"),
+    [(Logits(10.0, -5.0), "sigmoid", "model"), (None, "softmax", "assumed")],
 )
 def test_shares_say_how_they_were_made(
     served: Serving,
@@ -69,7 +76,9 @@ def test_shares_say_how_they_were_made(
     source: str,
 ) -> None:
     monkeypatch.setattr(served.encoder, "logits", lambda: learnt)
-    answer = served.post("/classify", {"images": RAW[:1], "labels": LABELS, "templates": ["{}"]}).json
+    answer = served.post(
+        "/classify", {"images": RAW[:1], "labels": LABELS, "templates": ["{}"]}
+    ).json
     how, (found,) = answer["shares"], answer["results"]
     assert (how["method"], how["scale_from"]) == (method, source)
     cosines = photos[0] @ served.encoder.encode_text(LABELS).T
@@ -91,7 +100,12 @@ def test_the_learnt_scale_is_known_of_runs_and_of_exports(served: Serving) -> No
 @pytest.mark.parametrize(
     ("path", "content", "field", "position"),
     [
-        ("/similarity", {"items": [{"text": "a"}], "others": [{"text": "b"}, {"image": RAW[0][:400]}]}, "others", 1),
+        (
+            "/similarity",
+            {"items": [{"text": "a"}], "others": [{"text": "b"}, {"image": RAW[0][:400]}]},
+            "others",
+            1,
+        ),
         ("/similarity", {"items": [{"text": "a"}, {}]}, "items", 1),
         ("/similarity", {"items": [{"text": "a"}], "others": []}, "others", None),
         ("/similarity", {"items": [{"text": "a"}], "other": []}, "other", None),
@@ -100,9 +114,19 @@ def test_the_learnt_scale_is_known_of_runs_and_of_exports(served: Serving) -> No
         ("/classify", {"images": RAW, "labels": [*LABELS, LABELS[0]]}, "labels", 3),
         ("/classify", {"images": RAW, "labels": LABELS[:1]}, "labels", None),
         ("/classify", {"images": RAW, "labels": ["a", "\ud800"]}, "labels.1", None),
-        ("/classify", {"images": RAW, "labels": LABELS, "templates": ["a {}", "a photo"]}, "templates", 1),
+        (
+            "/classify",
+            {"images": RAW, "labels": LABELS, "templates": ["a {}", "a photo"]},
+            "templates",
+            1,
+        ),
         ("/classify", {"images": RAW, "labels": LABELS, "templates": ["{}" * 9]}, "templates", 0),
-        ("/classify", {"images": RAW, "labels": LABELS, "templates": ["{}"] * 257}, "templates", None),
+        (
+            "/classify",
+            {"images": RAW, "labels": LABELS, "templates": ["{}"] * 257},
+            "templates",
+            None,
+        ),
         ("/embed", {"items": [{"text": "a \ud800"}]}, "items.0.text", None),
         ("/classify", {"images": RAW}, "labels", None),
     ],
@@ -119,9 +143,20 @@ def test_what_cannot_be_answered_is_named(
 def test_more_labels_than_are_admitted_at_once(served: Serving) -> None:
     most = served.service.limits.items * TURNS
     labels = [f"number {number}" for number in range(most)]
-    assert served.post("/classify", {"images": RAW, "labels": labels, "templates": ["{}", "a {}"]}).status == 413
-    several = {"images": RAW, "labels": labels[: served.service.limits.items // 2 + 1], "templates": ["{}", "a {}"]}
-    assert len(served.post("/classify", several).json["results"][0]["shares"]) == len(several["labels"])
+    assert (
+        served.post(
+            "/classify", {"images": RAW, "labels": labels, "templates": ["{}", "a {}"]}
+        ).status
+        == 413
+    )
+    several = {
+        "images": RAW,
+        "labels": labels[: served.service.limits.items // 2 + 1],
+        "templates": ["{}", "a {}"],
+    }
+    assert len(served.post("/classify", several).json["results"][0]["shares"]) == len(
+        several["labels"]
+    )
     assert served.service.model.callers == 0
 
 
@@ -129,7 +164,10 @@ def test_answers_that_are_far_longer_than_what_is_asked(served: Serving) -> None
     items = [{"text": f"number {number % 3}"} for number in range(1001)]
     refused = served.post("/similarity", {"items": items})
     assert (refused.status, refused.json["error"]["code"]) == (413, "too_large")
-    assert len(served.post("/similarity", {"items": items, "others": items[:3]}).json["similarity"]) == 1001
+    assert (
+        len(served.post("/similarity", {"items": items, "others": items[:3]}).json["similarity"])
+        == 1001
+    )
     long = {"images": RAW[:1] * 20, "labels": [f"{number}".ljust(1000) for number in range(1000)]}
     assert served.post("/classify", {**long, "templates": ["{}"]}).status == 413
 
@@ -137,7 +175,11 @@ def test_answers_that_are_far_longer_than_what_is_asked(served: Serving) -> None
 @pytest.mark.parametrize(
     ("path", "field", "content"),
     [
-        ("/classify", "labels", {"images": RAW, "labels": [f"label {number}" for number in range(20_000)]}),
+        (
+            "/classify",
+            "labels",
+            {"images": RAW, "labels": [f"label {number}" for number in range(20_000)]},
+        ),
         ("/classify", "images", {"images": [3] * 2049, "labels": LABELS}),
         ("/embed", "items", {"items": [3] * 2049}),
         ("/similarity", "others", {"items": [{"text": "a"}], "others": [3] * 2049}),
@@ -171,7 +213,9 @@ def test_examples_of_the_schema_are_answered(served: Serving) -> None:
         "/similarity": "SimilarityRequest",
         "/classify": "ClassifyRequest",
     }.items():
-        example = {field: facts["examples"][0] for field, facts in schemas[name]["properties"].items()}
+        example = {
+            field: facts["examples"][0] for field, facts in schemas[name]["properties"].items()
+        }
         assert served.post(path, example).status == 200
 
 
@@ -180,7 +224,10 @@ MANY_ERRORS: dict[str, tuple[str, Any]] = {
     "fields": ("/embed", dict.fromkeys(map(str, range(100_000)))),
     "fields of items": ("/embed", {"items": [dict.fromkeys(map(str, range(60)))] * 2000}),
     "parts": ("/v1/embeddings", {"messages": [{"role": "user", "content": WRONG}] * 100}),
-    "contents": ("/v2/embed", {"model": "any", "input_type": "image", "inputs": [{"content": WRONG}] * 100}),
+    "contents": (
+        "/v2/embed",
+        {"model": "any", "input_type": "image", "inputs": [{"content": WRONG}] * 100},
+    ),
 }
 
 
@@ -189,6 +236,8 @@ def test_of_very_many_errors_few_are_collected(
     served: Serving, monkeypatch: pytest.MonkeyPatch, path_and_body: tuple[str, Any]
 ) -> None:
     counts, first = [], app._as_refusal
-    monkeypatch.setattr(app, "_as_refusal", lambda error: counts.append(len(error.errors())) or first(error))
+    monkeypatch.setattr(
+        app, "_as_refusal", lambda error: counts.append(len(error.errors())) or first(error)
+    )
     assert served.post(*path_and_body).status in (400, 413)
     assert sum(counts) <= 64

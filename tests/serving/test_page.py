@@ -32,10 +32,14 @@ def test_repeated_items_come_from_the_cache(served: Serving) -> None:
     hits = cache.hits
     assert served.post("/embed", asked).json == first
     assert cache.hits == hits + 1
-    assert all(vector.base is None for vector in cache._vectors.values())  # a row would hold its whole batch
+    assert all(
+        vector.base is None for vector in cache._vectors.values()
+    )  # a row would hold its whole batch
 
 
-def test_the_description_knows_the_requests_and_loads_nothing_from_elsewhere(served: Serving) -> None:
+def test_the_description_knows_the_requests_and_loads_nothing_from_elsewhere(
+    served: Serving,
+) -> None:
     described = served.get("/openapi.json").json
     assert "/embed" in described["paths"]
     assert "422" not in described["paths"]["/embed"]["post"]["responses"]
@@ -46,11 +50,15 @@ def test_the_description_knows_the_requests_and_loads_nothing_from_elsewhere(ser
 
 
 @needs_browser
-def test_the_page_shows_the_model_and_compares_captions(served: Serving, browser: Any, tmp_path: Path) -> None:
+def test_the_page_shows_the_model_and_compares_captions(
+    served: Serving, browser: Any, tmp_path: Path
+) -> None:
     (tmp_path / "image.jpg").write_bytes(jpeg(7))
     page, faults = browser.new_page(), list[str]()
     page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+    page.on(
+        "console", lambda message: faults.append(message.text) if message.type == "error" else None
+    )
     page.goto(served.url)
     # Not by a function in the page: that is compiled there, which the page's own policy forbids.
     page.locator("#standing", has_text=re.compile("^serving$")).wait_for()

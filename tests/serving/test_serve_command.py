@@ -52,7 +52,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().err
 
 
-def test_beyond_this_computer_a_key_is_needed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_beyond_this_computer_a_key_is_needed(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = refused(capsys, "mine", "--host", "0.0.0.0")
     assert "lapclip serve mine --host 0.0.0.0 --api-key-file key.txt" in said
     assert "secrets.token_urlsafe" in said
@@ -83,7 +85,9 @@ def test_a_name_of_the_server_is_taken_without_its_port(given: str, name: str | 
     else:
         with pytest.raises(ConfigError) as error:
             serve._host_name(given, options)
-        assert error.value.hint == "lapclip serve --allow-host clip.example.org --api-key-file key.txt"
+        assert (
+            error.value.hint == "lapclip serve --allow-host clip.example.org --api-key-file key.txt"
+        )
 
 
 @pytest.mark.parametrize("deadline", ["inf", "nan", "1e9", "0"])
@@ -95,7 +99,9 @@ def test_a_deadline_without_sense_is_refused_at_once(
     assert "lapclip serve --deadline 1" in said
 
 
-@pytest.mark.parametrize("content", [b"short", b"two words that are long enough", b"a" * 20 + b"\nb", b"\xff" * 20])
+@pytest.mark.parametrize(
+    "content", [b"short", b"two words that are long enough", b"a" * 20 + b"\nb", b"\xff" * 20]
+)
 def test_a_file_without_a_usable_key_is_refused(here: Path, content: bytes) -> None:
     (here / "key.txt").write_bytes(content)
     with pytest.raises(ConfigError) as error:
@@ -126,9 +132,18 @@ def test_a_key_that_powershell_wrote_is_read(here: Path) -> None:
 @pytest.mark.parametrize(
     ("shell", "typed"),
     [
-        ("sh", """curl http://a:1/embed -H "Authorization: Bearer $(cat 'my key')" -H 'Content-Type: """),
-        ("powershell", """curl.exe http://a:1/embed -H "Authorization: Bearer $(Get-Content 'my key')" -H 'Content-"""),
-        ("cmd", 'curl.exe http://a:1/embed -H "Authorization: Bearer KEY" -H "Content-Type: application/json" -d ^"'),
+        (
+            "sh",
+            """curl http://a:1/embed -H "Authorization: Bearer $(cat 'my key')" -H 'Content-Type: """,
+        ),
+        (
+            "powershell",
+            """curl.exe http://a:1/embed -H "Authorization: Bearer $(Get-Content 'my key')" -H 'Content-""",
+        ),
+        (
+            "cmd",
+            'curl.exe http://a:1/embed -H "Authorization: Bearer KEY" -H "Content-Type: application/json" -d ^"',
+        ),
     ],
 )
 def test_a_request_to_paste_suits_the_shell(shell: Shell, typed: str) -> None:
@@ -140,11 +155,15 @@ def test_a_missing_extra_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigError) as error:
         prepare(ServeOptions())
     assert error.value.hint.endswith('[serve]"')
-    assert "python_multipart" in error.value.message  # as it is imported; `multipart` is another package
+    assert (
+        "python_multipart" in error.value.message
+    )  # as it is imported; `multipart` is another package
 
 
 def test_a_name_that_is_no_text_can_be_told(trained: Path) -> None:
-    which = WhichModel(Path("café".encode("latin-1").decode("utf-8", "surrogateescape")), None, "asked for")
+    which = WhichModel(
+        Path("café".encode("latin-1").decode("utf-8", "surrogateescape")), None, "asked for"
+    )
     metrics = Metrics()
     engine = engine_of(trained)
     prepared = Prepared(ServeOptions(), which, engine, Stamps("", ""), None, (), [])
@@ -153,7 +172,9 @@ def test_a_name_that_is_no_text_can_be_told(trained: Path) -> None:
     service.close()
 
 
-def test_reload_without_a_server_says_so(here: Path, empty_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reload_without_a_server_says_so(
+    here: Path, empty_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "No server is running" in refused(capsys, "--reload")
 
 
@@ -161,8 +182,12 @@ class Process:
     """A server of its own process, and callers who ask it all the time."""
 
     def __init__(self, *arguments: str) -> None:
-        command = python("-m", "lapclip", "serve", *arguments, "--json", "--port", "0", "--threads", "1")
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        command = python(
+            "-m", "lapclip", "serve", *arguments, "--json", "--port", "0", "--threads", "1"
+        )
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.process.communicate()
@@ -201,7 +226,9 @@ class Process:
         """Items that were accepted and are not answered."""
         with urllib.request.urlopen(self.said["url"] + "/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith("lapclip_queue_items "))
+        return next(
+            float(line.split()[1]) for line in lines if line.startswith("lapclip_queue_items ")
+        )
 
     def __enter__(self) -> Process:
         for caller in self._callers:
@@ -220,7 +247,10 @@ class Process:
 def change(run: Path, factor: float) -> None:
     """Another model in place of the run's: its text tower is scaled, or, with nan, broken."""
     path = run / "model" / "model.safetensors"
-    tensors = {name: value * factor if name == "text.projection" else value for name, value in load_file(path).items()}
+    tensors = {
+        name: value * factor if name == "text.projection" else value
+        for name, value in load_file(path).items()
+    }
     assert "text.projection" in tensors
     save_file(tensors, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
@@ -281,11 +311,16 @@ def swaps(service: Service) -> list[float]:
     """Newer models that were taken, and that were refused."""
     text = service.metrics.text().decode().splitlines()
     counted = dict(line.rsplit(" ", 1) for line in text if line.startswith("lapclip_swaps_total"))
-    return [float(counted.get(f'lapclip_swaps_total{{result="{result}"}}', 0)) for result in ("taken", "refused")]
+    return [
+        float(counted.get(f'lapclip_swaps_total{{result="{result}"}}', 0))
+        for result in ("taken", "refused")
+    ]
 
 
 @contextmanager
-def swapping(trained: Path, here: Path, **options: Any) -> Iterator[tuple[Serving, Swapper, Path, list[str]]]:
+def swapping(
+    trained: Path, here: Path, **options: Any
+) -> Iterator[tuple[Serving, Swapper, Path, list[str]]]:
     """A server of a copy of the run, what swaps its models, the run, and what was logged."""
     run, said = here / "runs" / "mine", []
     shutil.copytree(trained, run)
@@ -298,7 +333,9 @@ def swapping(trained: Path, here: Path, **options: Any) -> Iterator[tuple[Servin
         def make(engine: Engine) -> ServedModel:
             return ServedModel("mine", engine, 0)
 
-        swapper = Swapper(served.service, which, make, stamps, log=said.append, every=0.02, **options)
+        swapper = Swapper(
+            served.service, which, make, stamps, log=said.append, every=0.02, **options
+        )
         swapper.start(loop)
         yield served, swapper, run, said
         swapper.stop()
@@ -314,7 +351,9 @@ def test_follow_takes_what_the_run_saves_and_refuses_what_is_broken(
         change(run, 1.5)
         wait_for(lambda: swaps(service)[0] == 1)
         second = service.model.fingerprint
-        assert served.post("/embed", {"items": [{"text": "a cat"}]}).json["model"] == second != first
+        assert (
+            served.post("/embed", {"items": [{"text": "a cat"}]}).json["model"] == second != first
+        )
         change(run, float("nan"))
         wait_for(lambda: swaps(service)[1] == 1)
         assert service.model.fingerprint == second
@@ -388,7 +427,11 @@ def test_a_loop_that_does_not_answer_ends_no_thread_and_swaps_nothing_later(
 
 @needs_posix
 def test_a_model_that_was_saved_during_the_start_is_taken_the_first_is_freed_and_the_token_is_not_logged(
-    trained: Path, here: Path, empty_cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trained: Path,
+    here: Path,
+    empty_cache: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = here / "runs" / "mine"
     shutil.copytree(trained, run)
@@ -417,7 +460,19 @@ def test_a_model_that_was_saved_during_the_start_is_taken_the_first_is_freed_and
     monkeypatch.setattr(serve, "open_service", open_service)
     monkeypatch.setattr(Swapper, "start", started)
     with pytest.raises(SystemExit) as ended:
-        main(["serve", "mine", "--follow", "--port", "0", "--threads", "1", "--api-key-file", "key.txt"])
+        main(
+            [
+                "serve",
+                "mine",
+                "--follow",
+                "--port",
+                "0",
+                "--threads",
+                "1",
+                "--api-key-file",
+                "key.txt",
+            ]
+        )
     assert ended.value.code == 0
     said = capsys.readouterr()
     assert freed == [True]

@@ -33,7 +33,9 @@ def test_a_bad_item_is_named_and_harms_nobody(served: Serving) -> None:
     good = {"items": [{"text": "a cat"}, {"image": base64.b64encode(jpeg(2)).decode()}]}
     bad = {"items": [{"text": "a cat"}, {"image": base64.b64encode(jpeg(2)[:400]).decode()}]}
     with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda turn: served.post("/embed", bad if turn % 4 == 0 else good), range(64)))
+        answers = list(
+            pool.map(lambda turn: served.post("/embed", bad if turn % 4 == 0 else good), range(64))
+        )
     for turn, answer in enumerate(answers):
         assert answer.status == (400 if turn % 4 == 0 else 200)
         if turn % 4 == 0:
@@ -42,7 +44,10 @@ def test_a_bad_item_is_named_and_harms_nobody(served: Serving) -> None:
 
 def test_a_caller_who_needs_another_model_gets_no_vector(served: Serving) -> None:
     asked = {"items": [{"text": "a cat"}]}
-    assert served.post("/embed", asked, **{"X-Lapclip-Model": served.encoder.fingerprint()}).status == 200
+    assert (
+        served.post("/embed", asked, **{"X-Lapclip-Model": served.encoder.fingerprint()}).status
+        == 200
+    )
     refused = served.post("/embed", asked, **{"X-Lapclip-Model": "0123456789abcdef"})
     assert refused.status == 409
     assert "embeddings" not in refused.json
@@ -61,7 +66,9 @@ def test_ready_means_that_the_vectors_are_right(served: Serving) -> None:
     assert served.get("/ready").status == 200
 
 
-def test_readiness_of_a_model_is_not_told_of_its_successor(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readiness_of_a_model_is_not_told_of_its_successor(
+    served: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ready, fingerprint = served.service.ready, served.service.model.fingerprint
 
     async def replaced_meanwhile() -> None:

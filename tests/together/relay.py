@@ -30,8 +30,12 @@ class Relay:
             while True:
                 guest, _ = self._listening.accept()
                 host = socket.create_connection(("127.0.0.1", self._to))
-                threading.Thread(target=self._pass, args=(guest, host, lambda piece: piece), daemon=True).start()
-                threading.Thread(target=self._pass, args=(host, guest, self.change), daemon=True).start()
+                threading.Thread(
+                    target=self._pass, args=(guest, host, lambda piece: piece), daemon=True
+                ).start()
+                threading.Thread(
+                    target=self._pass, args=(host, guest, self.change), daemon=True
+                ).start()
 
     def _pass(self, source: socket.socket, target: socket.socket, change: Change) -> None:
         with suppress(OSError):

@@ -19,7 +19,14 @@ from lapclip.data.tokenizers import choose_tokenizer
 from lapclip.errors import ConfigError, DataError, JoinError, LostRank, RunError
 from lapclip.model.shapes import SHAPES
 from lapclip.together import AGREED, STATUS, Agreement, tell_agent
-from lapclip.together.bundle import bring_over, bundle_folder, digests_of, load_again, parts_of, read_bundle
+from lapclip.together.bundle import (
+    bring_over,
+    bundle_folder,
+    digests_of,
+    load_again,
+    parts_of,
+    read_bundle,
+)
 from lapclip.training.frozen_features import array_path
 
 from ..conftest import SMALL
@@ -29,7 +36,9 @@ HOST, OTHER_HOST = "0" * 16, "1" * 16
 
 
 def config_of(source: Path, *settings: str) -> Config:
-    return build_config([parse_settings([*SMALL, f"data.source={source}", "train.batch_size=8", *settings])], SHAPES)
+    return build_config(
+        [parse_settings([*SMALL, f"data.source={source}", "train.batch_size=8", *settings])], SHAPES
+    )
 
 
 def bring(data: DataSet, config: Config) -> None:
@@ -52,8 +61,12 @@ def assert_same(ours: Pairs, theirs: Pairs) -> None:
             assert list(one) == list(other) if field.name == "names" else one == other
 
 
-@pytest.mark.parametrize("make", [lambda path: photos(path, 24), lambda path: write_classes(path, 12)])
-def test_batches_of_what_was_brought_over_are_those_of_the_data(here: Path, empty_cache: Path, make: Any) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda path: photos(path, 24), lambda path: write_classes(path, 12)]
+)
+def test_batches_of_what_was_brought_over_are_those_of_the_data(
+    here: Path, empty_cache: Path, make: Any
+) -> None:
     config = config_of(make(here / "data"))
     data = load_data(config.data, View.of(config.model))
     bring(data, config)
@@ -123,12 +136,20 @@ def test_a_guest_reads_a_copy_where_its_user_says(
     own = photos(here / "copy", 24)
     config = config_of(here / "not here")
     fingerprint = load_data(config_of(own).data, View.of(config.model)).fingerprint
-    monkeypatch.setenv(AGREED, Agreement.on(config, HOST, fingerprint, str(own)).variables()[AGREED])
+    monkeypatch.setenv(
+        AGREED, Agreement.on(config, HOST, fingerprint, str(own)).variables()[AGREED]
+    )
     assert load_again(config, fingerprint, None).fingerprint == fingerprint
 
 
 @pytest.mark.parametrize(
-    "setting", ["train.start=/etc/model", "train.teacher=other", "model.image_from=evil:make", "model.text_from=hf:a/b"]
+    "setting",
+    [
+        "train.start=/etc/model",
+        "train.teacher=other",
+        "model.image_from=evil:make",
+        "model.text_from=hf:a/b",
+    ],
 )
 def test_a_run_other_than_agreed_is_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = build_config([parse_settings(SMALL)], SHAPES)
@@ -187,12 +208,31 @@ PATHS = settings_with("data", source="/etc")
     "changes",
     [
         {"fingerprint": "../../../etc", "data": "bundled", "files": [FILE], "settings": PATHS},
-        {"data": "bundled", "fingerprint": "12345678", "files": [FILE]},  # drawn images need no files
+        {
+            "data": "bundled",
+            "fingerprint": "12345678",
+            "files": [FILE],
+        },  # drawn images need no files
         {"data": "drawn", "settings": PATHS},  # a path is nothing that is drawn
         {"data": "bundled", "fingerprint": "12345678", "files": [], "settings": PATHS},
-        {"data": "bundled", "fingerprint": "12345678", "files": [{"size": -1, "chunks": []}], "settings": PATHS},
-        {"data": "bundled", "fingerprint": "12345678", "files": [{**FILE, "size": 1 << 40}], "settings": PATHS},
-        {"data": "bundled", "fingerprint": "12345678", "files": [{**FILE, "chunks": ["../x"]}], "settings": PATHS},
+        {
+            "data": "bundled",
+            "fingerprint": "12345678",
+            "files": [{"size": -1, "chunks": []}],
+            "settings": PATHS,
+        },
+        {
+            "data": "bundled",
+            "fingerprint": "12345678",
+            "files": [{**FILE, "size": 1 << 40}],
+            "settings": PATHS,
+        },
+        {
+            "data": "bundled",
+            "fingerprint": "12345678",
+            "files": [{**FILE, "chunks": ["../x"]}],
+            "settings": PATHS,
+        },
         {"data": "bundled", "fingerprint": "12345678", "files": [FILE] * 101, "settings": PATHS},
         {"run_id": "a b/../c"},
         {"machines": 1},
@@ -229,7 +269,9 @@ def test_macos_and_others_are_refused_unless_asked_for(monkeypatch: pytest.Monke
     assert read_manifest(offered(system="Darwin"), anyway=True)
 
 
-def test_an_agent_starts_again_only_who_lost_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_starts_again_only_who_lost_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "status"
     monkeypatch.setenv(STATUS, str(path))
     tell_agent(2, LostRank("rank 1 is gone"))

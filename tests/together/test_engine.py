@@ -46,7 +46,15 @@ def listening() -> Iterator[socket.socket]:
 
 def meeting(listening: socket.socket, machines: int = 1, *, hosts: bool = True) -> Meeting:
     port = listening.getsockname()[1]
-    return Meeting("0123456789abcdef", HERE, port, machines, HERE, "ABCDEFGHIJKLMNOP", listening if hosts else None)
+    return Meeting(
+        "0123456789abcdef",
+        HERE,
+        port,
+        machines,
+        HERE,
+        "ABCDEFGHIJKLMNOP",
+        listening if hosts else None,
+    )
 
 
 def listening_at() -> set[tuple[str, int]]:
@@ -115,9 +123,14 @@ def test_a_process_that_is_done_ends_its_agent(listening: socket.socket, here: P
     assert len(rounds) == 1
 
 
-def test_what_starting_again_does_not_change_is_not_started_again(listening: socket.socket, here: Path) -> None:
+def test_what_starting_again_does_not_change_is_not_started_again(
+    listening: socket.socket, here: Path
+) -> None:
     rounds: list[int] = []
-    assert train_together(meeting(listening), ["model", "no-such-shape"], met=rounds.append).status == 2
+    assert (
+        train_together(meeting(listening), ["model", "no-such-shape"], met=rounds.append).status
+        == 2
+    )
     assert len(rounds) == 1
 
 
@@ -141,13 +154,19 @@ os.environ["{AGENT}"] = str(os.getpid())
 print(subprocess.Popen([sys.executable, "-c", sys.argv[1]]).pid, flush=True)
 sys.stdin.read()
 """
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.DEVNULL,
+    }
     with subprocess.Popen([sys.executable, "-c", agent, waits], text=True, **pipes) as started:
         assert started.stdout is not None
         worker = psutil.Process(int(started.stdout.readline()))
         started.kill()
     ends = time.monotonic() + 60
-    while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:  # nobody may be there to wait for it
+    while (
+        worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE
+    ):  # nobody may be there to wait for it
         assert time.monotonic() < ends
         time.sleep(0.1)
 
@@ -156,7 +175,9 @@ def test_a_guest_does_not_begin_without_the_host(
     listening: socket.socket, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "LAST_CALL", 1)
-    there = engine._Meeting.create(meeting(listening, 2))  # its store answers, and it does not take part
+    there = engine._Meeting.create(
+        meeting(listening, 2)
+    )  # its store answers, and it does not take part
     ended = train_together(meeting(listening, 2, hosts=False), ["--version"])
     assert ended.status is None
     assert "has not come back" in ended.why
@@ -166,7 +187,9 @@ def test_a_guest_does_not_begin_without_the_host(
 def test_a_port_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "REACH_SECONDS", 0.0)
     with pytest.raises(NoAnswer, match="port 9"):
-        train_together(Meeting("0123456789abcdef", HERE, 9, 2, HERE, "ABCDEFGHIJKLMNOP"), ["--version"])
+        train_together(
+            Meeting("0123456789abcdef", HERE, 9, 2, HERE, "ABCDEFGHIJKLMNOP"), ["--version"]
+        )
 
 
 def test_signals_and_variables_are_as_they_were(listening: socket.socket, here: Path) -> None:

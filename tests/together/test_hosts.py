@@ -27,13 +27,19 @@ def two(tmp_path: Path) -> Iterator[Hosts]:
 def answers(hosts: Hosts, host: int, of: int) -> bool:
     """Whether a host is answered by another within a second."""
     program = f"import socket; socket.create_connection(('{hosts.address(of)}', 8000), timeout=1)"
-    return hosts.start(host, [*command()[:1], "-c", program], stderr=subprocess.DEVNULL).wait(20) == 0
+    return (
+        hosts.start(host, [*command()[:1], "-c", program], stderr=subprocess.DEVNULL).wait(20) == 0
+    )
 
 
 @pytest.mark.slow  # tests/training/test_ranks.py compares two ranks of one computer with one process each time
-def test_two_hosts_learn_what_one_process_does(two: Hosts, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_hosts_learn_what_one_process_does(
+    two: Hosts, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = ["-m", "lapclip", "train", "--name", "run", *set_flags(*SMALL, *FEW)]
-    started = [two.start(host, two.torchrun(host, arguments), stderr=subprocess.PIPE) for host in range(2)]
+    started = [
+        two.start(host, two.torchrun(host, arguments), stderr=subprocess.PIPE) for host in range(2)
+    ]
     train_small(*FEW)
     said = [process.communicate(timeout=60)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], said
@@ -62,9 +68,13 @@ def test_nothing_is_left_of_hosts() -> None:
     with Hosts(2) as hosts:
         sleeping = hosts.start(0, ["sleep", "600"])
         hosts.limit(1e9)
-        listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            ["ip", "netns", "list"], capture_output=True, text=True, check=True
+        ).stdout
         assert hosts._namespace(0) in listed
     assert sleeping.returncode is not None
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ip", "netns", "list"], capture_output=True, text=True, check=True
+    ).stdout
     assert hosts._namespace(0) not in listed
     assert not hosts.folder(0).exists()

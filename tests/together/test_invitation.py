@@ -53,7 +53,9 @@ PARTS = [TextPart(b"a short one"), TextPart(CONTENT)]
 
 @pytest.fixture
 def invitation() -> Iterator[Invitation]:
-    made = Invitation(KEY, {"run_id": "12345678", "secret": "photos of mine"}, PARTS, 2, ("127.0.0.1", 0))
+    made = Invitation(
+        KEY, {"run_id": "12345678", "secret": "photos of mine"}, PARTS, 2, ("127.0.0.1", 0)
+    )
     yield made
     made.close()
 
@@ -82,7 +84,12 @@ def ask(
     moment = f"{time.time() if when is None else when:.3f}"
     proof = _proof(KEY, "ask", "GET", signed or path, "", nonce, moment, b"")
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
-    headers = {NONCE: nonce, TIME: moment, PROOF: proof, **({"Range": byte_range} if byte_range else {})}
+    headers = {
+        NONCE: nonce,
+        TIME: moment,
+        PROOF: proof,
+        **({"Range": byte_range} if byte_range else {}),
+    }
     connection.request("GET", path, headers=headers)
     answer = connection.getresponse()
     return answer.status, answer.read()
@@ -126,9 +133,15 @@ def test_a_request_that_was_overheard_is_no_use(invitation: Invitation) -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"signed": STATE}, {"byte_range": "bytes=0-4", "path": f"{FILES}0"}, {"path": f"{FILES}0", "signed": MANIFEST}],
+    [
+        {"signed": STATE},
+        {"byte_range": "bytes=0-4", "path": f"{FILES}0"},
+        {"path": f"{FILES}0", "signed": MANIFEST},
+    ],
 )
-def test_a_proof_is_good_for_one_request_alone(invitation: Invitation, changed: dict[str, Any]) -> None:
+def test_a_proof_is_good_for_one_request_alone(
+    invitation: Invitation, changed: dict[str, Any]
+) -> None:
     assert ask(invitation.port, **changed)[0] == 403
 
 
@@ -143,13 +156,22 @@ def test_a_guest_whose_clock_is_wrong_takes_the_time_of_the_host(there: Host) ->
 
 @pytest.mark.parametrize(
     ("path", "byte_range"),
-    [("/files/9", "bytes=0-4"), ("/files/0", "bytes=5-99"), ("/files/x", "bytes=0-1"), ("/etc", "")],
+    [
+        ("/files/9", "bytes=0-4"),
+        ("/files/0", "bytes=5-99"),
+        ("/files/x", "bytes=0-1"),
+        ("/etc", ""),
+    ],
 )
-def test_what_is_not_offered_cannot_be_read(invitation: Invitation, path: str, byte_range: str) -> None:
+def test_what_is_not_offered_cannot_be_read(
+    invitation: Invitation, path: str, byte_range: str
+) -> None:
     moment, nonce = f"{time.time():.3f}", os.urandom(4).hex()
     proof = _proof(KEY, "ask", "GET", path, byte_range, nonce, moment, b"")
     connection = HTTPConnection("127.0.0.1", invitation.port, timeout=60)
-    connection.request("GET", path, headers={NONCE: nonce, TIME: moment, PROOF: proof, "Range": byte_range})
+    connection.request(
+        "GET", path, headers={NONCE: nonce, TIME: moment, PROOF: proof, "Range": byte_range}
+    )
     assert connection.getresponse().status in (400, 404, 416)
 
 
@@ -160,8 +182,12 @@ def test_an_answer_that_was_changed_is_noticed(relay: Relay) -> None:
 
 
 def test_another_version_is_named_also_where_the_key_is_wrong(relay: Relay) -> None:
-    relay.change = lambda piece: piece.replace(f"Version: {__version__}".encode(), b"Version: 0.0.1")
-    with pytest.raises(JoinError, match=r"has lapclip 0\.0\.1, and here it is " + __version__.replace(".", r"\.")):
+    relay.change = lambda piece: piece.replace(
+        f"Version: {__version__}".encode(), b"Version: 0.0.1"
+    )
+    with pytest.raises(
+        JoinError, match=r"has lapclip 0\.0\.1, and here it is " + __version__.replace(".", r"\.")
+    ):
         Host("127.0.0.1", relay.port, OTHER).manifest()
 
 
@@ -172,13 +198,17 @@ def test_a_request_without_end_and_too_many_connections_are_refused(invitation: 
     idle = [socket.create_connection(("127.0.0.1", invitation.port)) for _ in range(MOST_OF_ONE)]
     try:
         with pytest.raises(NoAnswer):
-            [Host("127.0.0.1", invitation.port, KEY).manifest() for _ in range(100)]  # until all idle ones are accepted
+            [
+                Host("127.0.0.1", invitation.port, KEY).manifest() for _ in range(100)
+            ]  # until all idle ones are accepted
     finally:
         for one in idle:
             one.close()
 
 
-def test_the_host_knows_who_is_there_and_guests_hear_how_it_stands(invitation: Invitation, there: Host) -> None:
+def test_the_host_knows_who_is_there_and_guests_hear_how_it_stands(
+    invitation: Invitation, there: Host
+) -> None:
     assert there.tell(FETCHING, 5, 10)["state"] == WAITING
     assert [(guest.done, guest.total) for guest in invitation.guests] == [(5, 10)]
     assert not invitation.is_complete
@@ -189,7 +219,12 @@ def test_the_host_knows_who_is_there_and_guests_hear_how_it_stands(invitation: I
     invitation.round = 3
     assert there.tell(READY)["round"] == 3
     invitation.tell(FINISHED, "it went well")
-    assert there.tell(LEFT) == {"state": FINISHED, "message": "it went well", "run_id": "12345678", "round": 3}
+    assert there.tell(LEFT) == {
+        "state": FINISHED,
+        "message": "it went well",
+        "run_id": "12345678",
+        "round": 3,
+    }
     assert invitation.guests == []
 
 

@@ -60,7 +60,11 @@ class Computers:
 
     def start(self, at: int, *arguments: str) -> subprocess.Popen[str]:
         folder = self.folders[at]
-        variables = {**os.environ, "LAPCLIP_CACHE": str(folder / "cache"), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        variables = {
+            **os.environ,
+            "LAPCLIP_CACHE": str(folder / "cache"),
+            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+        }
         errors = (folder / "errors.txt").open("a")
         process = subprocess.Popen(
             ["ip", "netns", "exec", self._names[at], *command(*arguments)],
@@ -113,7 +117,9 @@ def computers(tmp_path: Path) -> Iterator[Computers]:
         made.connect()
     except subprocess.CalledProcessError as error:
         made.close()
-        pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode(errors='replace').strip()}")
+        pytest.skip(
+            f"network namespaces cannot be made here: {error.stderr.decode(errors='replace').strip()}"
+        )
     try:
         yield made
     finally:
@@ -127,15 +133,22 @@ def give_key(computers: Computers) -> None:
 
 
 @pytest.mark.slow
-def test_two_computers_learn_what_one_process_does(computers: Computers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_computers_learn_what_one_process_does(
+    computers: Computers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host, guest = computers.folders
     photos(host / "photos")
     flags = ["photos", "--recipe", "first-run", *set_flags(*PLAIN), "--name", "both"]
     at_host = computers.start(HOST, "train", *flags, "--machines", "2", "--json")
     give_key(computers)
     at_guest = computers.start(GUEST, "join", f"{NETWORK}.1:29400", "--key-file", "key", "--json")
-    outcome, joined = at_host.communicate(timeout=PATIENCE)[0], at_guest.communicate(timeout=PATIENCE)[0]
-    assert (at_host.returncode, at_guest.returncode) == (0, 0), computers.said(HOST) + computers.said(GUEST)
+    outcome, joined = (
+        at_host.communicate(timeout=PATIENCE)[0],
+        at_guest.communicate(timeout=PATIENCE)[0],
+    )
+    assert (at_host.returncode, at_guest.returncode) == (0, 0), computers.said(
+        HOST
+    ) + computers.said(GUEST)
     assert json.loads(outcome)["state"] == "finished"
     told = json.loads(joined)
     assert (told["state"], told["host"]) == ("finished", f"{NETWORK}.1:29400")
@@ -172,7 +185,11 @@ def test_an_interrupted_host_tells_its_guest(computers: Computers) -> None:
 def test_a_guest_whose_host_is_killed_says_so_and_goes_on_when_it_is_back(
     computers: Computers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = [*set_flags(*SMALL, "train.steps=100000", "train.checkpoint_every_seconds=1"), "--name", "both"]
+    flags = [
+        *set_flags(*SMALL, "train.steps=100000", "train.checkpoint_every_seconds=1"),
+        "--name",
+        "both",
+    ]
     at_host = computers.start(HOST, "train", *flags, "--machines", "2")
     give_key(computers)
     at_guest = computers.start(GUEST, "join", f"{NETWORK}.1", "--key-file", "key", "--json")
@@ -182,7 +199,9 @@ def test_a_guest_whose_host_is_killed_says_so_and_goes_on_when_it_is_back(
     assert at_guest.poll() is None
     again = computers.start(HOST, "resume", "both", "--machines", "2")
     _until(
-        lambda: (computers.folders[HOST] / "runs/both/events.jsonl").read_text().count('"resumed"') == 1,
+        lambda: (
+            (computers.folders[HOST] / "runs/both/events.jsonl").read_text().count('"resumed"') == 1
+        ),
         lambda: computers.said(HOST) + computers.said(GUEST),
     )
     monkeypatch.chdir(computers.folders[HOST])
@@ -216,12 +235,25 @@ def test_what_cannot_be_is_refused_in_a_line(
 
 
 def test_the_command_that_trains_is_given_all_but_the_invitation() -> None:
-    ARGUMENTS.set(("train", "photos", "--machines", "2", "--address=eth0", "--set", "a=1", "--machines=3", "--json"))
+    ARGUMENTS.set(
+        (
+            "train",
+            "photos",
+            "--machines",
+            "2",
+            "--address=eth0",
+            "--set",
+            "a=1",
+            "--machines=3",
+            "--json",
+        )
+    )
     assert own_arguments() == ["train", "photos", "--set", "a=1", "--json"]
 
 
 @pytest.mark.parametrize(
-    ("rank", "guest", "right"), [(0, False, True), (1, True, True), (1, False, False), (0, True, False)]
+    ("rank", "guest", "right"),
+    [(0, False, True), (1, True, True), (1, False, False), (0, True, False)],
 )
 def test_a_guest_never_writes_and_a_host_never_follows(
     rank: int, guest: bool, right: bool, monkeypatch: pytest.MonkeyPatch

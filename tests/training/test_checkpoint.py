@@ -72,7 +72,9 @@ def test_the_last_two_are_kept(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json"])
 @pytest.mark.parametrize("damage", ["truncated", "altered", "missing"])
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(folder: Path, name: str, damage: str) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
+    folder: Path, name: str, damage: str
+) -> None:
     for step in (5, 10):
         save_checkpoint(folder, *trained(), Progress(step=step))
     victim = folder / "step-00000010" / name
@@ -98,7 +100,11 @@ def test_pipes_in_a_run_are_refused_and_not_waited_for(folder: Path) -> None:
         save_checkpoint(folder, *trained(), Progress(step=step))
         shutil.copytree(folder / f"step-{step:08d}", folder.parent / f"step-{step:08d}")
     shutil.rmtree(folder)
-    for name, step in (("weights.safetensors", 10), ("optimizer.safetensors", 15), ("state.json", 20)):
+    for name, step in (
+        ("weights.safetensors", 10),
+        ("optimizer.safetensors", 15),
+        ("state.json", 20),
+    ):
         become_pipe(folder.parent / f"step-{step:08d}" / name)
     progress, skipped = soon(lambda: load_newest(folder.parent, *trained()))
     assert progress.step == 5
@@ -111,7 +117,9 @@ def test_pipes_in_a_run_are_refused_and_not_waited_for(folder: Path) -> None:
         become_pipe(model / name)
         with pytest.raises(LapclipError, match="no plain file"):
             soon(lambda: load(model))
-        assert soon(lambda: with_best_of(Progress(), model)).best_step == (3 if name == weights.CONFIG else 0)
+        assert soon(lambda: with_best_of(Progress(), model)).best_step == (
+            3 if name == weights.CONFIG else 0
+        )
         (model / name).unlink()
     become_pipe(folder.parent / "seen.npy")
     assert soon(lambda: count_seen(np.zeros(1), folder.parent / "seen.npy")) is None
@@ -156,21 +164,27 @@ def test_altered_progress_is_noticed(folder: Path) -> None:
     assert load_newest(folder, *trained()) == (None, ["step-00000005: state.json was altered"])
 
 
-def test_a_full_disk_leaves_the_old_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_checkpoint(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_checkpoint(folder, *trained(), Progress(step=5))
 
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(paths, "flush", full)
-    with pytest.raises(CheckpointError, match=r"No space left on device.*kept.*\n.*lapclip resume run"):
+    with pytest.raises(
+        CheckpointError, match=r"No space left on device.*kept.*\n.*lapclip resume run"
+    ):
         save_checkpoint(folder, *trained(), Progress(step=10))
     monkeypatch.undo()
     assert [path.name for path in folder.iterdir()] == ["step-00000005"]
     assert load_newest(folder, *trained())[0] == Progress(step=5)
 
 
-def test_all_of_a_checkpoint_is_on_disk_before_it_has_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_of_a_checkpoint_is_on_disk_before_it_has_its_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a power cut a folder of that name would else hold files without their content."""
     done: list[tuple[str, Path]] = []
     really_flush, really_replace = paths.flush, paths.replace
@@ -201,7 +215,11 @@ def test_a_half_written_checkpoint_is_not_one(folder: Path) -> None:
 
 def test_checkpoints_hold_no_pickles(folder: Path) -> None:
     path = save_checkpoint(folder, *trained(), Progress(step=5))
-    assert sorted(file.suffix for file in path.iterdir()) == [".json", ".safetensors", ".safetensors"]
+    assert sorted(file.suffix for file in path.iterdir()) == [
+        ".json",
+        ".safetensors",
+        ".safetensors",
+    ]
 
 
 def test_a_step_saved_twice_is_there_once_and_is_the_later_one(folder: Path) -> None:

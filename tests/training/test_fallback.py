@@ -17,32 +17,71 @@ from lapclip.tuning.choose_kernels import check_kernels
 AcceleratorError = getattr(torch, "AcceleratorError", RuntimeError)
 
 MESSAGES = [
-    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of"), MEMORY),
+    (
+        torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of"
+        ),
+        MEMORY,
+    ),
     (torch.OutOfMemoryError("XPU out of memory. Tried to allocate 9.31 GiB."), MEMORY),
     (AcceleratorError("CUDA error: out of memory"), MEMORY),
-    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), MEMORY),
-    (RuntimeError("MPS backend out of memory (MPS allocated: 5.10 GB, other allocations: 384 KB"), MEMORY),
+    (
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        MEMORY,
+    ),
+    (
+        RuntimeError(
+            "MPS backend out of memory (MPS allocated: 5.10 GB, other allocations: 384 KB"
+        ),
+        MEMORY,
+    ),
     (RuntimeError("Invalid buffer size: 12.00 GiB"), MEMORY),
-    (RuntimeError("[enforce fail at alloc_cpu.cpp:75] data. DefaultCPUAllocator: not enough memory: you"), MEMORY),
-    (RuntimeError("level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"), MEMORY),
+    (
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:75] data. DefaultCPUAllocator: not enough memory: you"
+        ),
+        MEMORY,
+    ),
+    (
+        RuntimeError(
+            "level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"
+        ),
+        MEMORY,
+    ),
     (RuntimeError("std::bad_alloc"), MEMORY),
     (RuntimeError("could not create a primitive"), MEMORY),
     (MemoryError(), MEMORY),
     (OSError(12, "Cannot allocate memory"), MEMORY),
     (OSError(28, "No space left on device"), None),
-    (NotImplementedError("The operator 'aten::x' is not currently implemented for the MPS device."), OPERATION),
-    (NotImplementedError("Could not run 'aten::x' with arguments from the 'XPU' backend."), OPERATION),
+    (
+        NotImplementedError(
+            "The operator 'aten::x' is not currently implemented for the MPS device."
+        ),
+        OPERATION,
+    ),
+    (
+        NotImplementedError("Could not run 'aten::x' with arguments from the 'XPU' backend."),
+        OPERATION,
+    ),
     (RuntimeError("\"grid_sampler\" not implemented for 'Half'"), OPERATION),
     (RuntimeError("MPS: Unsupported Border padding mode"), OPERATION),
     (
-        TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."),
+        TypeError(
+            "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."
+        ),
         OPERATION,
     ),
     (AcceleratorError("CUDA error: device-side assert triggered"), DEVICE),
     (RuntimeError("CUDA error: an illegal memory access was encountered"), DEVICE),
-    (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`"), DEVICE),
+    (
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`"),
+        DEVICE,
+    ),
     (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"), DEVICE),
-    (RuntimeError("level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)"), DEVICE),
+    (
+        RuntimeError("level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)"),
+        DEVICE,
+    ),
     (RuntimeError("MPS backend: command buffer exited with an error"), DEVICE),
     (RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x3 and 4x3)"), None),
     (RuntimeError("clamps and dumps and jumps"), None),
@@ -91,7 +130,9 @@ def test_what_an_error_arose_from_counts() -> None:
         try:
             torch.empty(1 << 50)
         finally:
-            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+            raise RuntimeError(
+                "CUDA error: operation failed due to a previous error during capture"
+            )
 
     with pytest.raises(RuntimeError, match="during capture") as caught:
         record()
@@ -100,26 +141,43 @@ def test_what_an_error_arose_from_counts() -> None:
 
 @pytest.mark.parametrize(("micro", "half"), [(0, 8), (16, 8), (64, 8), (5, 2), (2, 1)])
 def test_out_of_memory_halves_what_is_in_memory_at_once(micro: int, half: int) -> None:
-    change = decide(MemoryError(), TrainConfig(batch_size=16, micro_batch=micro, device="cpu"), step=3)
+    change = decide(
+        MemoryError(), TrainConfig(batch_size=16, micro_batch=micro, device="cpu"), step=3
+    )
     assert change is not None
     assert change.settings == {"micro_batch": half}
     assert f"becomes {half}" in change.text
 
 
 def test_nothing_is_left_to_change_for_one_pair_or_on_the_cpu() -> None:
-    assert decide(MemoryError(), TrainConfig(batch_size=16, micro_batch=1, device="cuda"), step=3) is None
-    for error in (NotImplementedError("not implemented for 'Half'"), RuntimeError("CUDA error: unknown")):
+    assert (
+        decide(MemoryError(), TrainConfig(batch_size=16, micro_batch=1, device="cuda"), step=3)
+        is None
+    )
+    for error in (
+        NotImplementedError("not implemented for 'Half'"),
+        RuntimeError("CUDA error: unknown"),
+    ):
         assert decide(error, TrainConfig(device="cpu"), step=3) is None
 
 
 def test_a_device_that_fails_is_left_for_the_cpu_in_float32() -> None:
     train = TrainConfig(
-        device="cuda", dtype="float16", compile="graph", image_attention="fused", text_attention="fused", linear="torch"
+        device="cuda",
+        dtype="float16",
+        compile="graph",
+        image_attention="fused",
+        text_attention="fused",
+        linear="torch",
     )
-    change = decide(AcceleratorError("CUDA error: device-side assert triggered\nmore"), train, step=1200)
+    change = decide(
+        AcceleratorError("CUDA error: device-side assert triggered\nmore"), train, step=1200
+    )
     assert change is not None
     assert change.settings == {"device": "cpu", "dtype": "float32", "compile": "none"}
-    assert change.text == ("cuda failed at step 1,200 (CUDA error: device-side assert triggered); the CPU takes over")
+    assert change.text == (
+        "cuda failed at step 1,200 (CUDA error: device-side assert triggered); the CPU takes over"
+    )
 
 
 def test_forms_that_only_the_device_has_are_left_with_it() -> None:

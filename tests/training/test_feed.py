@@ -31,7 +31,9 @@ from lapclip.training.inputs import Sent
 
 from ..late_streams import LateRuntime
 
-NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here")
+NEEDS_CUDA = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="torch finds no CUDA device here"
+)
 STEPS, METRICS = 14, 9
 
 
@@ -80,7 +82,14 @@ def plan_of(count: int = 40, batch_size: int = 8) -> BatchPlan:
 
 
 def step_on(device: Device, plan: BatchPlan, **settings) -> AnyStep:
-    asked = {"batch_size": 8, "steps": STEPS, "crop": 0.6, "flip": 0.5, "patch_dropout": 0.5, "cheap_share": 0.5}
+    asked = {
+        "batch_size": 8,
+        "steps": STEPS,
+        "crop": 0.6,
+        "flip": 0.5,
+        "patch_dropout": 0.5,
+        "cheap_share": 0.5,
+    }
     config = TrainConfig(**{"dtype": "float32", **asked, **settings})
     shape = replace(SHAPES["tiny"], vocabulary=plan.tokenizer.vocabulary, context=64)
     model = CLIP(shape, seed=1).to(device.torch)
@@ -96,7 +105,9 @@ def losses_of(step: AnyStep, plan: BatchPlan, *, ahead: bool, first: int = 1) ->
     off = Stopwatch(step.device.synchronise, on=False)
     found, pending = [], None
     if not ahead:
-        return [step(plan.batch(number), number, 1e-3, off)().loss for number in range(first, STEPS + 1)]
+        return [
+            step(plan.batch(number), number, 1e-3, off)().loss for number in range(first, STEPS + 1)
+        ]
     with feed(plan, step, first, STEPS) as batches:
         for number, batch in zip(range(first, STEPS + 1), batches, strict=True):
             read = step(batch, number, 1e-3, off)
@@ -106,7 +117,9 @@ def losses_of(step: AnyStep, plan: BatchPlan, *, ahead: bool, first: int = 1) ->
     return [*found, pending().loss] if pending else found
 
 
-@pytest.mark.parametrize("settings", [{}, {"micro_batch": 3}, {"shards": 2}, {"optimizer": "muon"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"micro_batch": 3}, {"shards": 2}, {"optimizer": "muon"}], ids=str
+)
 def test_sent_batches_train_as_others(settings: dict) -> None:
     plan = plan_of()
     right = losses_of(step_on(Cpu(), plan, **settings), plan, ahead=False)
@@ -149,7 +162,9 @@ def test_batches_are_prepared_and_sent_beside_the_loop_and_no_thread_stays() -> 
         for _ in range(3):
             next(batches)
     assert {name.rsplit("_", 1)[0] for name in names} == {"lapclip-sending"}
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("lapclip-")]
+    assert not [
+        thread.name for thread in threading.enumerate() if thread.name.startswith("lapclip-")
+    ]
 
 
 def test_a_batch_that_cannot_be_prepared_ends_the_loop() -> None:
@@ -167,4 +182,6 @@ def test_on_a_gpu_sent_batches_train_as_others(compile: str) -> None:
     plan = plan_of()
     right = losses_of(step_on(Cpu(), plan), plan, ahead=False)
     for ahead in (True, False):
-        assert losses_of(step_on(Cuda(), plan, compile=compile), plan, ahead=ahead) == pytest.approx(right, rel=1e-3)
+        assert losses_of(
+            step_on(Cuda(), plan, compile=compile), plan, ahead=ahead
+        ) == pytest.approx(right, rel=1e-3)

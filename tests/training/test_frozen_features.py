@@ -29,7 +29,13 @@ from lapclip.runs.events import read_events
 from lapclip.runs.messages import log_line
 from lapclip.training import frozen_features as features
 from lapclip.training.checkpoint import WEIGHTS
-from lapclip.training.frozen_features import CachedFeatures, array_path, read_array, start_heads, write_array
+from lapclip.training.frozen_features import (
+    CachedFeatures,
+    array_path,
+    read_array,
+    start_heads,
+    write_array,
+)
 from lapclip.training.initial_weights import open_towers
 from lapclip.weights.pretrained_networks import trust
 
@@ -51,13 +57,26 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def towers(text_folder: Path) -> list[str]:
     """Settings of a run on two small foreign networks."""
-    names = ["model.name=towers", "model.image_from=tests.networks:tiny_image", f"model.text_from={text_folder}"]
-    sizes = ["model.head=24", "model.embedding=16", "train.feature_dropout=0.2", "train.head_dropout=0.3"]
+    names = [
+        "model.name=towers",
+        "model.image_from=tests.networks:tiny_image",
+        f"model.text_from={text_folder}",
+    ]
+    sizes = [
+        "model.head=24",
+        "model.embedding=16",
+        "train.feature_dropout=0.2",
+        "train.head_dropout=0.3",
+    ]
     return [*COMMON, *names, *sizes]
 
 
 def losses(name: str) -> list[float]:
-    return [event["loss"] for event in read_events(Path("runs") / name / "events.jsonl") if event["type"] == "step"]
+    return [
+        event["loss"]
+        for event in read_events(Path("runs") / name / "events.jsonl")
+        if event["type"] == "step"
+    ]
 
 
 def notes(name: str) -> str:
@@ -77,7 +96,12 @@ def train_small(name: str, *settings: str) -> Outcome:
 LEARNING = {
     "heads": ["train.image_blocks=0", "train.text_blocks=0", "train.phrases=0.3"],
     "last-blocks": ["train.image_blocks=1", "train.text_blocks=1"],
-    "lora": ["train.image_blocks=1", "train.text_blocks=1", "train.lora_rank=2", "train.phrases=0.3"],
+    "lora": [
+        "train.image_blocks=1",
+        "train.text_blocks=1",
+        "train.lora_rank=2",
+        "train.phrases=0.3",
+    ],
     "image locked": ["train.image_blocks=0"],
 }
 
@@ -91,7 +115,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, towers: list[str]) -> Callabl
         if not (folder / "runs" / learns).exists():
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(folder)
-                patch.setattr("lapclip.commands.train.keep_newest", lambda *_: None)  # to go on from the first
+                patch.setattr(
+                    "lapclip.commands.train.keep_newest", lambda *_: None
+                )  # to go on from the first
                 train_small(learns, *towers, *LEARNING[learns])
         shutil.copytree(folder / "runs" / learns, Path("runs") / name)
 
@@ -99,24 +125,38 @@ def runs(tmp_path_factory: pytest.TempPathFactory, towers: list[str]) -> Callabl
 
 
 @pytest.mark.parametrize("learns", LEARNING)
-def test_cached_features_give_what_computing_them_each_time_gives(here: Path, towers: list[str], learns: str) -> None:
+def test_cached_features_give_what_computing_them_each_time_gives(
+    here: Path, towers: list[str], learns: str
+) -> None:
     cached = train_small("cached", *towers, *LEARNING[learns])
     plain = train_small("plain", *towers, *LEARNING[learns], "train.features=never")
     assert "features of 64 images in 2 views" in feature_summary("cached")
     assert feature_summary("plain") == ""
-    assert ("phrases of them" in feature_summary("cached")) == ("train.phrases=0.3" in LEARNING[learns])
+    assert ("phrases of them" in feature_summary("cached")) == (
+        "train.phrases=0.3" in LEARNING[learns]
+    )
     np.testing.assert_allclose(losses("cached"), losses("plain"), rtol=0, atol=2e-5)
     one, other = (load_file(f"runs/{name}/model/model.safetensors") for name in ("cached", "plain"))
     assert one.keys() == other.keys()
     # Adam divides by the size of gradients, so those that are almost nothing may take another way.
-    assert all(torch.allclose(tensor, other[name], rtol=0, atol=2e-3) for name, tensor in one.items())
+    assert all(
+        torch.allclose(tensor, other[name], rtol=0, atol=2e-3) for name, tensor in one.items()
+    )
     assert cached.evaluation is not None
     assert plain.evaluation is not None
     assert cached.evaluation["t2i_r10"] == pytest.approx(plain.evaluation["t2i_r10"], abs=0.01)
 
 
-def test_the_same_in_batches_whose_captions_are_taken_in_parts(here: Path, towers: list[str]) -> None:
-    large = [*towers, *LEARNING["heads"], "data.train_pairs=256", "train.batch_size=128", "train.steps=3"]
+def test_the_same_in_batches_whose_captions_are_taken_in_parts(
+    here: Path, towers: list[str]
+) -> None:
+    large = [
+        *towers,
+        *LEARNING["heads"],
+        "data.train_pairs=256",
+        "train.batch_size=128",
+        "train.steps=3",
+    ]
     train_small("cached", *large)
     train_small("plain", *large, "train.features=never")
     np.testing.assert_allclose(losses("cached"), losses("plain"), rtol=0, atol=2e-5)
@@ -131,7 +171,9 @@ def test_the_same_of_our_own_towers(here: Path, trained: Path, learns: str) -> N
     np.testing.assert_allclose(losses("cached"), losses("plain"), rtol=0, atol=2e-5)
 
 
-def test_features_are_found_again_and_made_anew_when_the_weights_change(here: Path, towers: list[str]) -> None:
+def test_features_are_found_again_and_made_anew_when_the_weights_change(
+    here: Path, towers: list[str]
+) -> None:
     settings = [*towers, *LEARNING["heads"], "data.seed=3"]
     train_small("first", *settings)
     train_small("second", *settings, "train.learning_rate=1e-4")
@@ -141,7 +183,9 @@ def test_features_are_found_again_and_made_anew_when_the_weights_change(here: Pa
     assert "computed once" in feature_summary("third")
 
 
-def test_features_are_made_anew_when_photos_are_seen_otherwise(here: Path, towers: list[str]) -> None:
+def test_features_are_made_anew_when_photos_are_seen_otherwise(
+    here: Path, towers: list[str]
+) -> None:
     photos(here / "photos", 24)
     source = f"data.source={json.dumps(str(here / 'photos'))}"
     settings = [*towers, *LEARNING["heads"], source, "train.batch_size=8", "train.steps=2"]
@@ -152,7 +196,9 @@ def test_features_are_made_anew_when_photos_are_seen_otherwise(here: Path, tower
     assert losses("other") != losses("first")
 
 
-def test_features_are_made_anew_when_equal_weights_compute_otherwise(here: Path, trained: Path) -> None:
+def test_features_are_made_anew_when_equal_weights_compute_otherwise(
+    here: Path, trained: Path
+) -> None:
     shutil.copytree(trained / "model", "mine")
     settings = [*COMMON, "train.start=mine", *LEARNING["heads"], "data.seed=4", "train.steps=2"]
     train_small("first", *settings)
@@ -174,7 +220,11 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened(
     for path in run.glob("checkpoints/step-*"):
         if path.name != "step-00000000":
             shutil.rmtree(path)
-    lines = [line for line in (run / "events.jsonl").read_text().splitlines() if json.loads(line)["type"] != "finished"]
+    lines = [
+        line
+        for line in (run / "events.jsonl").read_text().splitlines()
+        if json.loads(line)["type"] != "finished"
+    ]
     (run / "events.jsonl").write_text("\n".join(lines) + "\n")
     for path in array_path().parent.glob("features-*.npy"):  # what is gone is made again
         path.unlink()
@@ -198,7 +248,9 @@ def test_a_run_whose_start_is_gone_is_not_resumed_from_chance(
     train_small(*begin)
     run = Path("runs/cut")
     lines = (run / "events.jsonl").read_text(encoding="utf-8").splitlines()
-    (run / "events.jsonl").write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")  # as if it had not finished
+    (run / "events.jsonl").write_text(
+        "\n".join(lines[:-1]) + "\n", encoding="utf-8"
+    )  # as if it had not finished
     shutil.rmtree(run / "start")
     with pytest.raises(RunError, match="start is gone, or the run was killed before it was there"):
         resume("cut")
@@ -208,12 +260,21 @@ def test_a_new_text_tower_beside_a_pretrained_one_knows_the_vocabulary_of_the_ca
     here: Path, towers: list[str]
 ) -> None:
     own_text = [setting for setting in towers if not setting.startswith("model.text_from")]
-    train_small("mixed", *own_text, "model.name=tiny", "train.image_blocks=0", "data.tokenizer=bpe", "train.steps=2")
+    train_small(
+        "mixed",
+        *own_text,
+        "model.name=tiny",
+        "train.image_blocks=0",
+        "data.tokenizer=bpe",
+        "train.steps=2",
+    )
     found = load_torch("runs/mixed")
     assert found.model.shape.vocabulary == found.tokenizer.vocabulary > SHAPES["tiny"].vocabulary
 
 
-def test_micro_batches_change_nothing(here: Path, towers: list[str], runs: Callable[[str, str], None]) -> None:
+def test_micro_batches_change_nothing(
+    here: Path, towers: list[str], runs: Callable[[str, str], None]
+) -> None:
     runs("last-blocks", "whole")
     train_small("parts", *towers, *LEARNING["last-blocks"], "train.micro_batch=5")
     np.testing.assert_allclose(losses("whole"), losses("parts"), rtol=0, atol=2e-5)
@@ -223,7 +284,9 @@ def closed_form(name: str) -> dict | None:
     return next(read_events(Path("runs") / name / "events.jsonl"))["closed_form"]
 
 
-def test_heads_are_told_what_a_closed_form_reaches(here: Path, runs: Callable[[str, str], None]) -> None:
+def test_heads_are_told_what_a_closed_form_reaches(
+    here: Path, runs: Callable[[str, str], None]
+) -> None:
     runs("heads", "heads")
     found = closed_form("heads")
     assert found is not None
@@ -243,7 +306,9 @@ def test_a_run_of_heads_starts_with_few_lines(here: Path, runs: Callable[[str, s
     assert not any("features of" in line or "closed form" in line for line in lines)
 
 
-def test_a_checkpoint_holds_what_learns_and_the_model_is_whole(here: Path, runs: Callable[[str, str], None]) -> None:
+def test_a_checkpoint_holds_what_learns_and_the_model_is_whole(
+    here: Path, runs: Callable[[str, str], None]
+) -> None:
     runs("lora", "run")
     saved = load_file(max(Path("runs/run/checkpoints").glob("step-*")) / WEIGHTS)
     assert not any("stem" in name or "word_embeddings" in name for name in saved)
@@ -256,17 +321,27 @@ def test_a_checkpoint_holds_what_learns_and_the_model_is_whole(here: Path, runs:
 
 def test_a_run_from_a_model_starts_where_that_ended_and_keeps_it(here: Path, trained: Path) -> None:
     shutil.copytree(trained, "mine")
-    outcome = train_small("next", *COMMON, "train.start=mine", "train.learning_rate=0", "train.steps=2")
+    outcome = train_small(
+        "next", *COMMON, "train.start=mine", "train.learning_rate=0", "train.steps=2"
+    )
     assert outcome.evaluation is not None
     start, end = (load_file(f"runs/next/{part}/model.safetensors") for part in ("start", "model"))
     given = load_file("mine/model/model.safetensors")
-    assert all(torch.equal(tensor, given[name]) and torch.equal(tensor, end[name]) for name, tensor in start.items())
+    assert all(
+        torch.equal(tensor, given[name]) and torch.equal(tensor, end[name])
+        for name, tensor in start.items()
+    )
     shutil.rmtree("mine")
-    assert lapclip.load("runs/next/start").tokenizer.to_dict() == lapclip.load("runs/next").tokenizer.to_dict()
+    assert (
+        lapclip.load("runs/next/start").tokenizer.to_dict()
+        == lapclip.load("runs/next").tokenizer.to_dict()
+    )
 
 
 def test_the_shape_of_a_model_that_is_there_cannot_be_changed(here: Path, trained: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.embedding cannot be changed: the model has the shape of"):
+    with pytest.raises(
+        ConfigError, match=r"model\.embedding cannot be changed: the model has the shape of"
+    ):
         train_small("next", *COMMON, f"train.start={trained}", "model.embedding=8")
 
 
@@ -278,14 +353,26 @@ def test_a_start_that_holds_no_model_is_refused_before_there_is_a_run(here: Path
 
 
 def test_a_rate_that_breaks_pretrained_weights_is_warned_about(here: Path, trained: Path) -> None:
-    train_small("fast", *COMMON, f"train.start={trained}", "train.learning_rate=1e-3", "train.steps=2")
+    train_small(
+        "fast", *COMMON, f"train.start={trained}", "train.learning_rate=1e-3", "train.steps=2"
+    )
     assert "far above what pretrained weights stand" in notes("fast")
-    train_small("slow", *COMMON, f"train.start={trained}", "train.learning_rate=1e-5", "train.steps=2")
+    train_small(
+        "slow", *COMMON, f"train.start={trained}", "train.learning_rate=1e-5", "train.steps=2"
+    )
     assert "far above" not in notes("slow")
 
 
-def test_a_recipe_spares_weights_that_stand_less_than_pretrained_towers(here: Path, trained: Path) -> None:
-    some = [*COMMON, f"train.start={trained}", "train.steps=1", "train.image_blocks=1", "train.text_blocks=1"]
+def test_a_recipe_spares_weights_that_stand_less_than_pretrained_towers(
+    here: Path, trained: Path
+) -> None:
+    some = [
+        *COMMON,
+        f"train.start={trained}",
+        "train.steps=1",
+        "train.image_blocks=1",
+        "train.text_blocks=1",
+    ]
     train("last-blocks", some, name="spared")
     assert "train.learning_rate is 0.0001, not 0.0002" in notes("spared")
     assert "far above" not in notes("spared")
@@ -297,13 +384,17 @@ def test_the_recipe_follows_from_how_many_images_there_are(here: Path, trained: 
     assert outcome.state == "finished"
 
 
-def test_half_precision_learns_about_the_same(here: Path, towers: list[str], runs: Callable[[str, str], None]) -> None:
+def test_half_precision_learns_about_the_same(
+    here: Path, towers: list[str], runs: Callable[[str, str], None]
+) -> None:
     runs("last-blocks", "exact")
     train_small("half", *towers, *LEARNING["last-blocks"], "train.dtype=bfloat16")
     np.testing.assert_allclose(losses("half"), losses("exact"), rtol=0.05)
 
 
-def test_features_that_half_precision_cannot_hold_are_kept_whole_wherever_they_come(empty_cache: Path) -> None:
+def test_features_that_half_precision_cannot_hold_are_kept_whole_wherever_they_come(
+    empty_cache: Path,
+) -> None:
     maker = object.__new__(features._FeatureMaker)
     maker._config = SimpleNamespace(train=SimpleNamespace(dtype="bfloat16"))  # pyright: ignore[reportAttributeAccessIssue]
     maker._data = SimpleNamespace(fingerprint="")  # pyright: ignore[reportAttributeAccessIssue]
@@ -350,7 +441,9 @@ def refused(*_: object, **__: object) -> None:
     raise PermissionError(13, "Permission denied")
 
 
-def test_an_array_that_another_process_wrote_and_maps_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_that_another_process_wrote_and_maps_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_array(tmp_path / "features-a.npy", [ROWS], (3, 2), KIND)
     monkeypatch.setattr(os, "replace", refused)  # as on Windows
     assert np.array_equal(write_array(tmp_path / "features-a.npy", [ROWS], (3, 2), KIND), ROWS)
@@ -365,7 +458,9 @@ def test_only_their_owner_can_read_cached_features(tmp_path: Path) -> None:
     assert (tmp_path / "features-a.npy").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_cache_that_can_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_can_only_be_read_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_array(tmp_path / "features-a.npy", [ROWS], (3, 2), KIND)
     monkeypatch.setattr(os, "utime", refused)
     found = read_array(tmp_path / "features-a.npy")
@@ -384,7 +479,12 @@ class Captions(list):
 @pytest.mark.parametrize("count", [200, 5])
 def test_new_heads_start_with_what_fits_both_towers_best(text_folder: Path, count: int) -> None:
     trust("tests.networks:tiny_image")
-    shape = replace(SHAPES["towers"], image_from="tests.networks:tiny_image", text_from=str(text_folder), embedding=12)
+    shape = replace(
+        SHAPES["towers"],
+        image_from="tests.networks:tiny_image",
+        text_from=str(text_folder),
+        embedding=12,
+    )
     model: Any = open_towers(shape)[0]
     image, text = model.image.head, model.text.head
     draw = torch.Generator().manual_seed(0)
@@ -398,15 +498,23 @@ def test_new_heads_start_with_what_fits_both_towers_best(text_folder: Path, coun
 
     def found() -> float:
         with torch.no_grad():
-            scores = F.normalize(image(rows[seen:]), dim=1) @ F.normalize(text(captions[2 * seen :: 2]), dim=1).T
+            scores = (
+                F.normalize(image(rows[seen:]), dim=1)
+                @ F.normalize(text(captions[2 * seen :: 2]), dim=1).T
+            )
         return (scores.argmax(0) == torch.arange(rest)).float().mean().item()
 
     before = found()
     unused: Any = None
     data: Any = SimpleNamespace(train=Captions([["a", "b"]] * seen))
-    cached = CachedFeatures(rows[:seen].numpy()[None], Ragged(captions[: 2 * seen].numpy(), None), unused, [])
+    cached = CachedFeatures(
+        rows[:seen].numpy()[None], Ragged(captions[: 2 * seen].numpy(), None), unused, []
+    )
     assert start_heads(model, cached, data)
-    assert all(head.projection.isfinite().all() and head.projection.norm(dim=0).min() > 0 for head in (image, text))
+    assert all(
+        head.projection.isfinite().all() and head.projection.norm(dim=0).min() > 0
+        for head in (image, text)
+    )
     assert found() > 0.7 > 2 * before or count == 5
 
 

@@ -46,12 +46,19 @@ def test_parts_follow_the_settings() -> None:
     assert 0.45 < half.activations / whole.activations < 0.6
     again = predict_bytes(shape, TrainConfig(batch_size=64, recompute=True, device="cpu"), 40)
     assert again.activations < whole.activations / 3
-    cheap = predict_bytes(shape, TrainConfig(batch_size=64, patch_dropout=0.5, cheap_share=1.0, device="cpu"), 40)
+    cheap = predict_bytes(
+        shape, TrainConfig(batch_size=64, patch_dropout=0.5, cheap_share=1.0, device="cpu"), 40
+    )
     assert 0.4 < cheap.activations / whole.activations < 0.7
-    assert predict_bytes(shape, TrainConfig(batch_size=64, patch_dropout=0.5, device="cpu"), 40) == whole
+    assert (
+        predict_bytes(shape, TrainConfig(batch_size=64, patch_dropout=0.5, device="cpu"), 40)
+        == whole
+    )
 
 
-def test_what_fits_is_not_refused_and_what_does_not_names_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fits_is_not_refused_and_what_does_not_names_the_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shape, train = SHAPES["seed"], TrainConfig(batch_size=64)
     need = predict_bytes(shape, replace(train, device="cpu"), 40).total
     monkeypatch.setattr(system_memory, "available_bytes", lambda: need)
@@ -70,16 +77,22 @@ def test_what_fits_is_not_refused_and_what_does_not_names_the_figure(monkeypatch
     check_memory(shape, replace(train, micro_batch=fitting), 40, CPU)  # the hint works
 
 
-def test_a_model_that_fits_at_no_micro_batch_is_refused_with_other_hints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_fits_at_no_micro_batch_is_refused_with_other_hints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shape, train = SHAPES["seed"], TrainConfig(batch_size=64, micro_batch=1, device="cpu")
     plain, recomputed = (
         parts.total - parts.base
-        for parts in (predict_bytes(shape, replace(train, recompute=on), 40) for on in (False, True))
+        for parts in (
+            predict_bytes(shape, replace(train, recompute=on), 40) for on in (False, True)
+        )
     )
     monkeypatch.setattr("lapclip.training.memory.MARGIN", 1.0)
     monkeypatch.setattr(system_memory, "available_bytes", lambda: (plain + recomputed) // 2)
     one_pair = r"one pair at once does not fit either\.\nTry: "
-    with pytest.raises(ConfigError, match=rf"{one_pair}--set train\.recompute=true --set train\.micro_batch=\d+,"):
+    with pytest.raises(
+        ConfigError, match=rf"{one_pair}--set train\.recompute=true --set train\.micro_batch=\d+,"
+    ):
         check_memory(shape, replace(train, micro_batch=0), 40, CPU)
     monkeypatch.setattr(system_memory, "available_bytes", lambda: recomputed // 2)
     with pytest.raises(ConfigError, match=rf"{one_pair}a smaller model"):

@@ -29,7 +29,13 @@ def test_only_weight_matrices_decay() -> None:
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.3, 0.0)
     spared_names = {names[id(parameter)] for parameter in spared["params"]}
     for name in names.values():
-        without = "ln_" in name or "bias" in name or "position" in name or "class_" in name or name == "logit_scale"
+        without = (
+            "ln_" in name
+            or "bias" in name
+            or "position" in name
+            or "class_" in name
+            or name == "logit_scale"
+        )
         assert (name in spared_names) == without, name
 
 
@@ -60,7 +66,12 @@ def kinds(config: TrainConfig, *steps: int) -> list[tuple[int, tuple[int, int]]]
 
 def test_images_are_small_in_the_cheap_part_and_full_after_it() -> None:
     config = TrainConfig(steps=100, cheap_size=32, cheap_share=0.4)
-    assert kinds(config, 1, 40, 41, 100) == [(32, (4, 4)), (32, (4, 4)), (64, (16, 16)), (64, (16, 16))]
+    assert kinds(config, 1, 40, 41, 100) == [
+        (32, (4, 4)),
+        (32, (4, 4)),
+        (64, (16, 16)),
+        (64, (16, 16)),
+    ]
 
 
 def test_patches_are_left_out_in_the_cheap_part_only() -> None:
@@ -75,7 +86,9 @@ def test_without_cheap_settings_there_is_no_cheap_part_to_see() -> None:
 
 @pytest.mark.parametrize("size", [20, 80])
 def test_a_cheap_size_has_to_fit_the_patches(size: int) -> None:
-    with pytest.raises(ConfigError, match=r"train.cheap_size .* must be a multiple of model.patch 16") as error:
+    with pytest.raises(
+        ConfigError, match=r"train.cheap_size .* must be a multiple of model.patch 16"
+    ) as error:
         build_config([parse_settings([f"cheap_size={size}"])], SHAPES)
     assert "train.cheap_size=32" in str(error.value.hint)
 
@@ -96,10 +109,26 @@ def test_muon_turns_the_matrices_of_blocks_and_leaves_the_rest_to_adamw() -> Non
     config = TrainConfig(optimizer="muon", matrix_rate=0.1, learning_rate=1e-3, weight_decay=0.5)
     optimizer = make_optimizer(model, config, Cpu())
     assert isinstance(optimizer, Muon)
-    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    turned = {names[parameter] for group in optimizer.param_groups if group["muon"] for parameter in group["params"]}
-    assert {"image.stem.1.weight", "image.blocks.0.first.weight", "text.transformer.blocks.1.mlp_in.weight"} <= turned
-    assert not turned & {"image.stem.0.weight", "image.projection", "text.token_embedding", "logit_scale"}
+    names: dict[torch.Tensor, str] = {
+        parameter: name for name, parameter in model.named_parameters()
+    }
+    turned = {
+        names[parameter]
+        for group in optimizer.param_groups
+        if group["muon"]
+        for parameter in group["params"]
+    }
+    assert {
+        "image.stem.1.weight",
+        "image.blocks.0.first.weight",
+        "text.transformer.blocks.1.mlp_in.weight",
+    } <= turned
+    assert not turned & {
+        "image.stem.0.weight",
+        "image.projection",
+        "text.token_embedding",
+        "logit_scale",
+    }
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -110,8 +139,12 @@ def test_muon_turns_the_matrices_of_blocks_and_leaves_the_rest_to_adamw() -> Non
         assert not torch.equal(parameter, before[name]), name
         if name in turned and parameter.ndim == 4:
             assert parameter.norm().item() == pytest.approx(len(parameter) ** 0.5, rel=1e-4)
-            moved = (parameter - before[name] * (len(parameter) ** 0.5 / before[name].norm())).norm()
-            assert moved.item() == pytest.approx(0.1 * min(parameter.flatten(1).shape) ** 0.5, rel=0.3)
+            moved = (
+                parameter - before[name] * (len(parameter) ** 0.5 / before[name].norm())
+            ).norm()
+            assert moved.item() == pytest.approx(
+                0.1 * min(parameter.flatten(1).shape) ** 0.5, rel=0.3
+            )
     kinds = {names[parameter]: set(state) for parameter, state in optimizer.state.items()}
     assert all((kinds[name] == {"momentum"}) == (name in turned) for name in kinds)
 
@@ -120,11 +153,18 @@ def test_groups_of_a_recorded_step_have_rates_of_their_own() -> None:
     """A recorded step reads its rates from memory; one tensor for all groups would hold the rate of the last."""
     shape = replace(SHAPES["photos"], image_width=8, image_size=32, text_width=32, vocabulary=40)
     config = TrainConfig(
-        optimizer="muon", matrix_rate=0.1, learning_rate=1e-3, layer_decay=0.5, compile="graph", dtype="float32"
+        optimizer="muon",
+        matrix_rate=0.1,
+        learning_rate=1e-3,
+        layer_decay=0.5,
+        compile="graph",
+        dtype="float32",
     )
     model = CLIP(shape)
     step = TrainStep(model, make_optimizer(model, config, Cpu()), config, Cpu())
     step.set_learning_rate(1e-3)
     groups = step.optimizer.param_groups
     assert len({group["share"] for group in groups}) > 4
-    assert [float(group["lr"]) for group in groups] == pytest.approx([1e-3 * group["share"] for group in groups])
+    assert [float(group["lr"]) for group in groups] == pytest.approx(
+        [1e-3 * group["share"] for group in groups]
+    )

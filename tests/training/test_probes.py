@@ -60,9 +60,21 @@ def test_captions_of_ones_own_are_separated_by_bars() -> None:
 
 def test_a_run_asks_the_probe_captions_at_every_evaluation(here: Path) -> None:
     train("first-run", [*SMALL, "work.ask=a red cat|<b>bold</b>"], name="run")
-    events = [json.loads(line) for line in (here / "runs/run/events.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (here / "runs/run/events.jsonl").read_text().splitlines()
+    ]
     probed = [event for event in events if event["type"] == "looked"]
-    assert [event["step"] for event in probed] == [event["step"] for event in events if event["type"] == "evaluation"]
-    assert [answer["caption"] for answer in probed[-1]["answers"][-2:]] == ["a red cat", "<b>bold</b>"]
-    pictures = {entry["picture"] for event in probed for answer in event["answers"] for entry in answer["top"]}
+    assert [event["step"] for event in probed] == [
+        event["step"] for event in events if event["type"] == "evaluation"
+    ]
+    assert [answer["caption"] for answer in probed[-1]["answers"][-2:]] == [
+        "a red cat",
+        "<b>bold</b>",
+    ]
+    pictures = {
+        entry["picture"]
+        for event in probed
+        for answer in event["answers"]
+        for entry in answer["top"]
+    }
     assert all((here / "runs/run/pictures" / f"{image}.png").is_file() for image in pictures)

@@ -80,7 +80,9 @@ def with_words() -> Batch:
 def with_phrases() -> Batch:
     plain, true = batch(), np.eye(ROWS, dtype=bool)
     true[5] = False
-    return replace(plain, phrase_tokens_BL=plain.tokens_BL[::-1, 4:12].copy(), phrase_positives_BB=true)
+    return replace(
+        plain, phrase_tokens_BL=plain.tokens_BL[::-1, 4:12].copy(), phrase_positives_BB=true
+    )
 
 
 def with_teacher() -> Batch:
@@ -102,7 +104,10 @@ CASES: dict[str, tuple[Callable[[], Batch], dict[str, Any]]] = {
     "teacher": (with_teacher, {"teacher": "any", "teacher_weight": 0.7}),
     "micro-batches within shards": (batch, {"micro_batch": 2}),
     "micro-batches as large as shards": (batch, {"micro_batch": 5}),
-    "half of the patches, crops and flips": (batch, {"patch_dropout": 0.5, "crop": 0.5, "flip": 0.5, "steps": 2}),
+    "half of the patches, crops and flips": (
+        batch,
+        {"patch_dropout": 0.5, "crop": 0.5, "flip": 0.5, "steps": 2},
+    ),
     "bfloat16": (batch, {"dtype": "bfloat16"}),
     "float16": (batch, {"dtype": "float16"}),
     "more shards than pairs": (batch, {"shards": 16}),
@@ -115,26 +120,47 @@ CASES: dict[str, tuple[Callable[[], Batch], dict[str, Any]]] = {
     "in any order": (batch, {"shards": 0}),
     "in any order and micro-batches": (batch, {"shards": 0, "micro_batch": 2}),
     "in any order, each its own rows": (batch, {"shards": 0, "label_smoothing": 0.1}),
-    "in any order, each its own rows, sigmoid": (batch, {"shards": 0, "loss": "sigmoid", "batch_size": ROWS}),
+    "in any order, each its own rows, sigmoid": (
+        batch,
+        {"shards": 0, "loss": "sigmoid", "batch_size": ROWS},
+    ),
     "bfloat16 between ranks": (batch, {"exchange": "bfloat16"}),
 }
 FEW = ["train.shards=4", "train.steps=8", "data.train_pairs=32"]
 FROM = [*SMALL[1:], *FEW, "train.start=start"]
 RUNS: dict[str, list[str]] = {
     "memory": [*SMALL, *FEW, "train.word_weight=0.3", "train.optimizer=muon", "data.tokenizer=bpe"],
-    "frozen": [*FROM, "train.image_blocks=1", "train.text_blocks=1", "train.views=2", "train.phrases=0.2"],
+    "frozen": [
+        *FROM,
+        "train.image_blocks=1",
+        "train.text_blocks=1",
+        "train.views=2",
+        "train.phrases=0.2",
+    ],
 }
 MORE: dict[str, list[str]] = {
     "plain": SMALL,
     "patience": [*SMALL, *FEW, "train.patience=1", "train.learning_rate=0.0", "train.steps=40"],
-    "lora": [*FROM, "train.lora_rank=2", "train.micro_batch=3", "train.teacher=start", "train.crop=0.6"],
+    "lora": [
+        *FROM,
+        "train.lora_rank=2",
+        "train.micro_batch=3",
+        "train.teacher=start",
+        "train.crop=0.6",
+    ],
     "unset": [*SMALL, *FEW[1:]],
 }
 
 
 def streamed(folder: Path) -> list[str]:
     """Images of tar files that are decoded each time. Batches do not divide by their shards, nor images by batches."""
-    return [*SMALL, f"data.source={folder / 'tars'}", "data.stream=always", "train.shards=4", "train.batch_size=10"]
+    return [
+        *SMALL,
+        f"data.source={folder / 'tars'}",
+        "data.stream=always",
+        "train.shards=4",
+        "train.batch_size=10",
+    ]
 
 
 def steps(case: str, ranks: Ranks = ALONE) -> dict[str, Any]:
@@ -145,7 +171,9 @@ def steps(case: str, ranks: Ranks = ALONE) -> dict[str, Any]:
     ranks.overlaps = "when all are there" not in case
     sharded_update.LARGE_BATCH = ROWS if "own rows" in case else 4096
     found = [step(make(), number, 1e-3, off())() for number in (1, 2)]
-    weights = b"".join(parameter.detach().numpy().tobytes() for parameter in step.model.parameters())
+    weights = b"".join(
+        parameter.detach().numpy().tobytes() for parameter in step.model.parameters()
+    )
     return {
         "losses": [metrics.loss for metrics in found],
         "norms": [metrics.grad_norm for metrics in found],
@@ -153,15 +181,30 @@ def steps(case: str, ranks: Ranks = ALONE) -> dict[str, Any]:
     }
 
 
-def torchrun(count: int, *arguments: str, folder: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    count: int, *arguments: str, folder: Path, check: bool = True
+) -> subprocess.CompletedProcess[str]:
     """Ranks of this computer, to their end."""
     root = str(Path(__file__).parents[2])
     variables = {**os.environ, "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
     variables["PYTHONPATH"] = os.pathsep.join([root, str(Path(root) / "src")])
     variables.pop("PYTHONSAFEPATH", None)
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m"]
+    start = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={count}",
+        "-m",
+    ]
     done = subprocess.run(
-        [*start, *arguments], cwd=folder, env=variables, capture_output=True, text=True, timeout=120, check=False
+        [*start, *arguments],
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert not check or done.returncode == 0, done.stderr[-3000:]
     return done
@@ -213,7 +256,9 @@ def test_a_step_that_fails_on_its_way_back_fails_on_all_ranks_and_the_next_is_th
         alone = step_of(shards=shards)(batch(), 1, 1e-3, off())().loss
         for found in four:
             assert [said for said, _ in found["failed"][at]] == ["failed"] * len(FAILING_AT)
-            assert [loss for _, loss in found["failed"][at]] == pytest.approx([alone] * len(FAILING_AT), rel=1e-5)
+            assert [loss for _, loss in found["failed"][at]] == pytest.approx(
+                [alone] * len(FAILING_AT), rel=1e-5
+            )
 
 
 def test_files_travel_in_chunks(four: list[dict[str, Any]]) -> None:
@@ -236,7 +281,9 @@ def test_all_stop_where_one_rank_is_asked_to(four: list[dict[str, Any]]) -> None
 
 
 @pytest.fixture(scope="module")
-def start_in_both_ways(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Callable[..., Path]:
+def start_in_both_ways(
+    tmp_path_factory: pytest.TempPathFactory, trained: Path
+) -> Callable[..., Path]:
     """Makes a folder with runs of some ranks, and the same of one process."""
 
     def start(count: int, which: str, runs: dict[str, list[str]]) -> Path:
@@ -245,7 +292,9 @@ def start_in_both_ways(tmp_path_factory: pytest.TempPathFactory, trained: Path) 
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             torchrun(count, "tests.training.test_ranks", which, folder=folder)
-            patch.setenv("LAPCLIP_CACHE", str(tmp_path_factory.mktemp("cache")))  # no features that others have made
+            patch.setenv(
+                "LAPCLIP_CACHE", str(tmp_path_factory.mktemp("cache"))
+            )  # no features that others have made
             for name, settings in runs.items():
                 shards = ["train.shards=8"] * ("train.shards=4" not in settings)
                 with out_of_memory(wanted=name == "memory"):
@@ -288,7 +337,9 @@ def weights(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_of_two_ranks_is_that_of_one_process(name: str, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_two_ranks_is_that_of_one_process(
+    name: str, two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(two)
     same_runs(name)
 
@@ -312,7 +363,9 @@ def same_runs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_all_ranks_compute_the_last_evaluation(name: str, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_compute_the_last_evaluation(
+    name: str, two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(two)
     (ended,) = events("finished", f"{name}-alone")
     scored = json.loads((two / "other" / "cache" / f"{name}-final.json").read_text())
@@ -326,7 +379,9 @@ def test_only_the_rank_that_writes_leaves_files(two: Path) -> None:
     assert [path.name for path in (two / "other").iterdir()] == ["cache"]
 
 
-def test_memory_that_runs_out_on_one_rank_changes_all(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_on_one_rank_changes_all(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(two)
     for how in ("together", "alone"):
         (fell,) = events("fell_back", f"memory-{how}")
@@ -348,7 +403,9 @@ def unconnected() -> Iterator[list[Ranks]]:
         rank.close()
 
 
-def test_a_rank_that_follows_loads_the_data_while_the_writer_does(here: Path, unconnected: list[Ranks]) -> None:
+def test_a_rank_that_follows_loads_the_data_while_the_writer_does(
+    here: Path, unconnected: list[Ranks]
+) -> None:
     made = gather(read_request("first-run", SMALL, None), None, unconnected[0])
     loaded = load_early(unconnected[1])
     assert loaded is not None
@@ -364,7 +421,9 @@ def test_a_guest_does_not_pack_its_copy_of_what_the_host_streams(
     """Whether images are streamed is not settled when the writer announces its settings, but a guest knows."""
     config = read_request("first-run", SMALL, None).config
     assert config.data.stream == "auto"
-    for name, value in Agreement.on(config, "host", "", source=str(here / "copy")).variables().items():
+    for name, value in (
+        Agreement.on(config, "host", "", source=str(here / "copy")).variables().items()
+    ):
         monkeypatch.setenv(name, value)
     unconnected[0].announce(asdict(config))
     assert load_early(unconnected[1]) is None
@@ -388,7 +447,11 @@ def test_the_tree_does_not_depend_on_who_adds() -> None:
         for count in range(1, shards + 2):
             owned = [own_shards(Ranks(rank, count), shards) for rank in range(count)]
             assert [shard for own in owned for shard in own] == list(range(shards))
-            known = {node: add_in_tree(node, leaf) for own in owned for node in whole_nodes((0, shards), own)}
+            known = {
+                node: add_in_tree(node, leaf)
+                for own in owned
+                for node in whole_nodes((0, shards), own)
+            }
             assert torch.equal(add_in_tree((0, shards), known.get), alone)
 
 
@@ -396,13 +459,22 @@ def test_shards_cost_alike() -> None:
     dealt = deal(100, 8)
     assert sorted(np.concatenate(dealt).tolist()) == list(range(100))
     assert {len(rows) for rows in dealt} == {12, 13}
-    means = [rows.mean() for rows in dealt]  # of rows that are sorted by length, as a batch has them
+    means = [
+        rows.mean() for rows in dealt
+    ]  # of rows that are sorted by length, as a batch has them
     assert max(means) - min(means) < 8
 
 
 def test_one_shard_for_several_ranks_is_refused(here: Path) -> None:
-    assert fit_ranks(read_request("first-run", SMALL, None), 2, together=True).config.train.shards == 8
-    assert fit_ranks(read_request("first-run", ["train.shards=4"], None), 2, together=True).config.train.shards == 4
+    assert (
+        fit_ranks(read_request("first-run", SMALL, None), 2, together=True).config.train.shards == 8
+    )
+    assert (
+        fit_ranks(
+            read_request("first-run", ["train.shards=4"], None), 2, together=True
+        ).config.train.shards
+        == 4
+    )
     with pytest.raises(ConfigError, match=r"train\.shards"):
         fit_ranks(read_request("first-run", ["train.shards=1"], None), 2, together=True)
 
@@ -441,10 +513,19 @@ def test_who_left_and_who_came_is_told(here: Path, monkeypatch: pytest.MonkeyPat
     run.path.mkdir()
     assert company(run, ALONE) == []
     assert company(run, Ranks(0, 2, hosts=["desktop", "laptop"])) == []
-    together = {"v": 1, "type": "together", "time": 1.0, "step": 0, "worth": {"hosts": ["desktop", "laptop"]}}
+    together = {
+        "v": 1,
+        "type": "together",
+        "time": 1.0,
+        "step": 0,
+        "worth": {"hosts": ["desktop", "laptop"]},
+    }
     run.events.write_text(json.dumps(together) + "\n")
     assert company(run, Ranks(0, 1, hosts=["desktop"])) == ["goes on without laptop"]
-    assert company(run, Ranks(0, 2, hosts=["desktop", "tower"])) == ["goes on without laptop", "tower joined"]
+    assert company(run, Ranks(0, 2, hosts=["desktop", "tower"])) == [
+        "goes on without laptop",
+        "tower joined",
+    ]
     monkeypatch.setenv(MACHINES, "3")
     here_again = company(run, Ranks(0, 2, hosts=["desktop", "laptop"]))
     assert here_again[0] == "trained by desktop and laptop"
@@ -475,7 +556,9 @@ def test_a_run_that_its_agent_will_start_again_can_be_asked_to_stop(here: Path) 
     assert run.state == "starting"
     with run.lock():
         assert not run.is_between_starts  # a process works on it
-    write_beat(run.job, replace(beat_of(os.getpid(), "a job"), began=1.0))  # of a process that is gone
+    write_beat(
+        run.job, replace(beat_of(os.getpid(), "a job"), began=1.0)
+    )  # of a process that is gone
     assert not run.is_between_starts
 
 
@@ -505,13 +588,17 @@ def test_a_run_goes_on_with_any_number_of_ranks(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_streamed_runs_of_any_number_of_ranks_are_those_of_one_process(here: Path, empty_cache: Path) -> None:
+def test_streamed_runs_of_any_number_of_ranks_are_those_of_one_process(
+    here: Path, empty_cache: Path
+) -> None:
     write_tars(here / "tars", files=6, each=11)
     torchrun(2, "tests.training.test_ranks", "streamed", folder=here)
     train("first-run", streamed(here), name="streamed-alone")
     same_runs("streamed")
     # A rank that only follows reads for training alone. Of six files, the two last shards are in the second half.
-    assert sorted(Path("read.txt").read_text().split()) == [f"photos-train-0000{at}.tar" for at in (3, 4, 5)]
+    assert sorted(Path("read.txt").read_text().split()) == [
+        f"photos-train-0000{at}.tar" for at in (3, 4, 5)
+    ]
 
     train("first-run", streamed(here), name="stopped", callbacks=stop_after(5, "stopped"))
     torchrun(3, "tests.training.test_ranks", "resume", "100", folder=here)
@@ -520,7 +607,9 @@ def test_streamed_runs_of_any_number_of_ranks_are_those_of_one_process(here: Pat
 
 
 @pytest.mark.slow
-def test_a_streamed_run_without_shards_keeps_its_order_when_ranks_go_on(here: Path, empty_cache: Path) -> None:
+def test_a_streamed_run_without_shards_keeps_its_order_when_ranks_go_on(
+    here: Path, empty_cache: Path
+) -> None:
     write_tars(here / "tars", files=6, each=11)
     whole = [*streamed(here), "train.shards=1"]
     train("first-run", whole, name="alone")
@@ -623,7 +712,9 @@ def _steps() -> None:
     with join() as ranks:
         ranks.connect()
         found: dict[str, Any] = {case: steps(case, ranks) for case in CASES}
-        with pytest.MonkeyPatch.context() as patch:  # so that gradients of a small model travel in several groups
+        with (
+            pytest.MonkeyPatch.context() as patch
+        ):  # so that gradients of a small model travel in several groups
             patch.setattr(shards_module, "TOGETHER", 4000)
             patch.setattr(shards_module, "LARGE_GRADIENT", 2000)
             found["failed"] = [failed_steps(shards, ranks) for shards in FAILING_SHARDS]
@@ -643,7 +734,9 @@ def _steps() -> None:
         pass
     except LostRank as error:
         _write(ranks, found | {"lost": str(error)})
-    os._exit(0)  # as lapclip's own processes do: gloo may abort where a rank was lost while Python ends
+    os._exit(
+        0
+    )  # as lapclip's own processes do: gloo may abort where a rank was lost while Python ends
 
 
 def _runs(runs: dict[str, list[str]]) -> None:
@@ -657,7 +750,10 @@ def _runs(runs: dict[str, list[str]]) -> None:
             if ranks.writes:
                 train("first-run", settings, name=f"{name}-together", ranks=ranks)
             else:
-                with out_of_memory(wanted=name == "memory"), last_embeddings(Path("cache", f"{name}-final.json")):
+                with (
+                    out_of_memory(wanted=name == "memory"),
+                    last_embeddings(Path("cache", f"{name}-final.json")),
+                ):
                     follow(ranks)
 
 
@@ -690,7 +786,11 @@ def _streamed() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StreamedPixels, "_decoded", decoding)
-        take_part(lambda ranks: train("first-run", streamed(folder), name="streamed-together", ranks=ranks))
+        take_part(
+            lambda ranks: train(
+                "first-run", streamed(folder), name="streamed-together", ranks=ranks
+            )
+        )
     if follows:
         Path("read.txt").write_text("\n".join(found))
 
@@ -714,7 +814,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the boot time is read from /proc")
-def test_a_job_is_known_after_the_clock_was_set(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_known_after_the_clock_was_set(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Run(here / "runs" / "run")
     run.path.mkdir(parents=True)
     run.settings.write_text("")
@@ -726,7 +828,9 @@ def test_a_job_is_known_after_the_clock_was_set(here: Path, monkeypatch: pytest.
     assert found is not None
     assert found.name == "run"
     assert run_of_job(job(), os.getpid()) is None  # another agent's
-    write_beat(run.job, replace(beat_of(os.getppid(), job()), began=1.0))  # one that is gone had its number
+    write_beat(
+        run.job, replace(beat_of(os.getppid(), job()), began=1.0)
+    )  # one that is gone had its number
     assert run_of_job(job(), job_agent()) is None
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
     assert job_agent() is None

@@ -64,7 +64,9 @@ def batch_with_words() -> Batch:
     return replace(batch_of(), words_BV=words / words.sum(1, keepdims=True))
 
 
-@pytest.mark.parametrize("changes", [*({"loss": loss} for loss in sorted(LOSSES)), {"optimizer": "muon"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [*({"loss": loss} for loss in sorted(LOSSES)), {"optimizer": "muon"}], ids=str
+)
 def test_repeated_steps_learn_a_batch_by_heart(changes: dict) -> None:
     step, batch = step_of(batch_size=8, **changes), batch_of()
     loss = step.config.loss
@@ -108,7 +110,9 @@ def test_words_are_learnt_beside_the_loss_that_is_shown() -> None:
     first = [step(batch, 1, 1e-3, off())() for step in (alone, both)]
     assert first[1].loss == first[0].loss  # what guessing is compared with
     assert first[0].word_loss == 0
-    assert first[1].word_loss == pytest.approx(2 * math.log(33), rel=0.5)  # of both towers, and vectors are random
+    assert first[1].word_loss == pytest.approx(
+        2 * math.log(33), rel=0.5
+    )  # of both towers, and vectors are random
     assert "words" in first[1].part_norms
     later = [both(batch, number, 3e-3, off())() for number in range(2, 60)][-1]
     assert later.word_loss < 0.95 * first[1].word_loss
@@ -179,14 +183,18 @@ def test_patches_dropped_depend_on_the_step_and_are_the_right_share() -> None:
     ],
     ids=lambda changes: " ".join(changes) or "plain",
 )
-def test_micro_batches_give_the_gradients_of_the_whole_batch(micro_batch: int, changes: dict) -> None:
+def test_micro_batches_give_the_gradients_of_the_whole_batch(
+    micro_batch: int, changes: dict
+) -> None:
     settings = {"clip_norm": 0.0, "steps": 10, "cheap_share": 0.5, **changes}
     batch = batch_with_words()
     batch.positives_BB[0, 1] = batch.positives_BB[1, 0] = True
     whole, parts = step_of(**settings), step_of(**settings, micro_batch=micro_batch)
     whole_metrics, parts_metrics = (step(batch, 3, 0.0, off())() for step in (whole, parts))
     assert parts_metrics.loss == pytest.approx(whole_metrics.loss, rel=1e-6)
-    for (name, one), other in zip(whole.model.named_parameters(), parts.model.parameters(), strict=True):
+    for (name, one), other in zip(
+        whole.model.named_parameters(), parts.model.parameters(), strict=True
+    ):
         assert one.grad is not None
         assert other.grad is not None
         assert (one.grad - other.grad).norm() <= 1e-5 * one.grad.norm() + 1e-9, name
@@ -198,20 +206,30 @@ def test_micro_batches_learn_from_a_teacher_as_the_whole_batch_does(micro_batch:
     image, text = rows / np.linalg.norm(rows, axis=2, keepdims=True)
     batch = replace(batch_of(), teacher_image=image, teacher_text=text)
     settings = {"clip_norm": 0.0, "teacher_weight": 0.7}
-    whole, parts, alone = step_of(**settings), step_of(**settings, micro_batch=micro_batch), step_of(**settings)
+    whole, parts, alone = (
+        step_of(**settings),
+        step_of(**settings, micro_batch=micro_batch),
+        step_of(**settings),
+    )
     whole_metrics, parts_metrics = (step(batch, 1, 0.0, off())() for step in (whole, parts))
     contrastive = alone(batch_of(), 1, 0.0, off())()
     assert parts_metrics.loss == pytest.approx(whole_metrics.loss, rel=1e-6)
     assert parts_metrics.teacher_loss == pytest.approx(whole_metrics.teacher_loss, rel=1e-6)
-    assert whole_metrics.loss == pytest.approx(0.3 * contrastive.loss + 0.7 * whole_metrics.teacher_loss, rel=1e-5)
+    assert whole_metrics.loss == pytest.approx(
+        0.3 * contrastive.loss + 0.7 * whole_metrics.teacher_loss, rel=1e-5
+    )
     assert contrastive.teacher_loss == 0
-    for (name, one), other in zip(whole.model.named_parameters(), parts.model.parameters(), strict=True):
+    for (name, one), other in zip(
+        whole.model.named_parameters(), parts.model.parameters(), strict=True
+    ):
         assert one.grad is not None
         assert other.grad is not None
         assert (one.grad - other.grad).norm() <= 1e-5 * one.grad.norm() + 1e-9, name
 
 
-@pytest.mark.parametrize(("loss", "taught"), [("softmax", False), ("sigmoid", False), ("softmax", True)])
+@pytest.mark.parametrize(
+    ("loss", "taught"), [("softmax", False), ("sigmoid", False), ("softmax", True)]
+)
 def test_micro_batches_learn_phrases_as_the_whole_batch_does(loss: str, taught: bool) -> None:
     plain, draw = batch_of(), np.random.default_rng(1)
     if taught:
@@ -220,15 +238,21 @@ def test_micro_batches_learn_phrases_as_the_whole_batch_does(loss: str, taught: 
         plain = replace(plain, teacher_image=rows, teacher_text=rows)
     true = draw.random((8, 8)) < 0.3
     true[5] = False  # an image that none of the phrases is true of
-    batch = replace(plain, phrase_tokens_BL=plain.tokens_BL[::-1, 4:12].copy(), phrase_positives_BB=true)
+    batch = replace(
+        plain, phrase_tokens_BL=plain.tokens_BL[::-1, 4:12].copy(), phrase_positives_BB=true
+    )
     settings = {"clip_norm": 0.0, "phrases": 0.4, "loss": loss}
     whole, parts = step_of(**settings), step_of(**settings, micro_batch=3)
     whole_metrics, parts_metrics = (step(batch, 1, 0.0, off())() for step in (whole, parts))
-    assert whole_metrics.loss == pytest.approx(step_of(**settings)(plain, 1, 0.0, off())().loss, rel=1e-6)
+    assert whole_metrics.loss == pytest.approx(
+        step_of(**settings)(plain, 1, 0.0, off())().loss, rel=1e-6
+    )
     assert parts_metrics.phrase_loss == pytest.approx(whole_metrics.phrase_loss, rel=1e-6)
     assert math.isfinite(whole_metrics.phrase_loss)
     assert whole_metrics.phrase_loss > 0
-    for (name, one), other in zip(whole.model.named_parameters(), parts.model.parameters(), strict=True):
+    for (name, one), other in zip(
+        whole.model.named_parameters(), parts.model.parameters(), strict=True
+    ):
         assert one.grad is not None
         assert other.grad is not None
         assert (one.grad - other.grad).norm() <= 1e-5 * one.grad.norm() + 1e-9, name
@@ -236,7 +260,9 @@ def test_micro_batches_learn_phrases_as_the_whole_batch_does(loss: str, taught: 
 
 def test_phrases_find_all_images_they_are_true_of() -> None:
     batch = batch_of()
-    true = np.arange(8)[:, None] % 2 == np.arange(8)[None, :] % 2  # two phrases, each of four images
+    true = (
+        np.arange(8)[:, None] % 2 == np.arange(8)[None, :] % 2
+    )  # two phrases, each of four images
     tokens = batch.tokens_BL[np.arange(8) % 2][:, :12].copy()
     batch = replace(batch, phrase_tokens_BL=tokens, phrase_positives_BB=true)
     step = step_of(phrases=0.5, batch_size=8)
@@ -272,7 +298,9 @@ def test_bfloat16_gives_nearly_the_float32_loss() -> None:
 @pytest.mark.parametrize("loss", sorted(LOSSES))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("micro_batch", [0, 3])
-def test_half_precision_learns_and_keeps_float32_weights(dtype: str, micro_batch: int, loss: str) -> None:
+def test_half_precision_learns_and_keeps_float32_weights(
+    dtype: str, micro_batch: int, loss: str
+) -> None:
     step, batch = step_of(dtype=dtype, micro_batch=micro_batch, loss=loss, batch_size=8), batch_of()
     losses = [step(batch, number, 2e-3, off())().loss for number in range(1, 31)]
     assert losses[-1] < 0.3
@@ -281,13 +309,20 @@ def test_half_precision_learns_and_keeps_float32_weights(dtype: str, micro_batch
 
 @pytest.mark.parametrize("micro_batch", [0, 3])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_gradients_point_where_the_exact_ones_do(dtype: str, micro_batch: int) -> None:
-    exact, half = step_of(clip_norm=0.0), step_of(clip_norm=0.0, dtype=dtype, micro_batch=micro_batch)
+def test_half_precision_gradients_point_where_the_exact_ones_do(
+    dtype: str, micro_batch: int
+) -> None:
+    exact, half = (
+        step_of(clip_norm=0.0),
+        step_of(clip_norm=0.0, dtype=dtype, micro_batch=micro_batch),
+    )
     if half.loss_scale:
         half.loss_scale.state[0] = 2.0**8  # where it would settle here
     norms = [step(batch_of(), 1, 0.0, off())().grad_norm for step in (exact, half)]
     assert norms[1] == pytest.approx(norms[0], rel=0.02)
-    for (name, one), other in zip(exact.model.named_parameters(), half.model.parameters(), strict=True):
+    for (name, one), other in zip(
+        exact.model.named_parameters(), half.model.parameters(), strict=True
+    ):
         assert one.grad is not None
         assert other.grad is not None
         assert (one.grad - other.grad).norm() <= 0.05 * one.grad.norm() + 1e-6, name
@@ -303,7 +338,9 @@ def test_float16_leaves_out_updates_that_overflow_and_lowers_its_scale(optimizer
     assert not math.isfinite(metrics.grad_norm)
     assert math.isfinite(metrics.loss)
     assert step.loss_scale.scale == 2.0**39
-    assert all(torch.equal(one, other) for one, other in zip(before, step.model.parameters(), strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(before, step.model.parameters(), strict=True)
+    )
     last = [step(batch_of(), 1, 1e-3, off())() for _ in range(40)][-1]
     assert math.isfinite(last.grad_norm)
     assert last.loss < metrics.loss
@@ -334,13 +371,17 @@ def test_captions_taken_in_parts_by_length_give_the_same_step() -> None:
     ends_B = np.linspace(3, 15, rows).astype(int)
     tokens[np.arange(rows), ends_B] = 32
     pixels = draw.integers(0, 256, (rows, 32, 32, 3), dtype=np.uint8)
-    batch = Batch(pixels, tokens, np.eye(rows, dtype=bool), np.zeros(rows, dtype=bool), lengths_B=ends_B + 1)
+    batch = Batch(
+        pixels, tokens, np.eye(rows, dtype=bool), np.zeros(rows, dtype=bool), lengths_B=ends_B + 1
+    )
     parted, whole = step_of(), step_of()
     assert parted.inputs(batch, 1).lengths == (8, 16, 16, 16)
     whole._lengths = lambda *_: ()  # pyright: ignore[reportAttributeAccessIssue]
     for step in (parted, whole):
         step(batch, 1, 1e-3, off())()
-    for (name, one), (_, other) in zip(parted.model.named_parameters(), whole.model.named_parameters(), strict=True):
+    for (name, one), (_, other) in zip(
+        parted.model.named_parameters(), whole.model.named_parameters(), strict=True
+    ):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-3, msg=name)
 
 
@@ -348,8 +389,14 @@ def test_a_group_that_a_late_gradient_completes_is_handed_on_during_the_backward
     """On a GPU one of a group is watched; a kernel may take the gradient of a bias after that one is there."""
     first, second, third = (torch.nn.Parameter(torch.tensor(2.0)) for _ in range(3))
     handed: list[int] = []
-    summing = SimpleNamespace(groups=[[0, 1], [2]], add_group=lambda number, _: handed.append(number))
-    step = SimpleNamespace(learnt_in_towers=[first, second, third], rounded=None, device=SimpleNamespace(is_cpu=False))
+    summing = SimpleNamespace(
+        groups=[[0, 1], [2]], add_group=lambda number, _: handed.append(number)
+    )
+    step = SimpleNamespace(
+        learnt_in_towers=[first, second, third], rounded=None, device=SimpleNamespace(is_cpu=False)
+    )
     with handing_on(cast("TrainStep", step), cast("GradientSum", summing)):
-        (2 * third * first * second).backward()  # the gradient of `second`, which is watched, comes first
+        (
+            2 * third * first * second
+        ).backward()  # the gradient of `second`, which is watched, comes first
         assert handed == [0, 1]

@@ -17,11 +17,19 @@ def test_tensorboard_reads_the_metrics_of_a_run(here: Path) -> None:
     found = accumulator.EventAccumulator(str(here / "runs/run/tensorboard"))
     found.Reload()
     names = set(found.Tags()["scalars"])
-    assert {"loss", "temperature", "gradient norm", "accuracy/text to image", "held out/t2i_r1"} <= names
+    assert {
+        "loss",
+        "temperature",
+        "gradient norm",
+        "accuracy/text to image",
+        "held out/t2i_r1",
+    } <= names
     assert [scalar.step for scalar in found.Scalars("loss")] == list(range(1, 13))
 
 
-def test_without_the_package_it_is_refused_before_a_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_it_is_refused_before_a_run(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match="needs the package tensorboard"):
         train("first-run", [*SMALL, "track=tensorboard"])

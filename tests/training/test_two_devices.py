@@ -51,7 +51,9 @@ def step_on(device: Device, **settings) -> TrainStep:
 
 
 def taught(batch: Batch) -> Batch:
-    rows = np.random.default_rng(3).standard_normal((2, len(batch.tokens_BL), SHAPES["tiny"].embedding))
+    rows = np.random.default_rng(3).standard_normal(
+        (2, len(batch.tokens_BL), SHAPES["tiny"].embedding)
+    )
     image, text = (rows / np.linalg.norm(rows, axis=2, keepdims=True)).astype(np.float32)
     return replace(batch, teacher_image=image, teacher_text=text)
 
@@ -80,11 +82,17 @@ CASES: dict[str, tuple[dict, Callable[[], Batch]]] = {
     "words": ({"word_weight": 0.5}, batch_with_words),
     "taught": ({"teacher_weight": 0.5}, lambda: taught(batch_of())),
     "phrases": ({"phrases": 0.25}, lambda: with_phrases(batch_of())),
-    "phrases in micro-batches": ({"phrases": 0.25, "micro_batch": 3}, lambda: with_phrases(batch_of())),
+    "phrases in micro-batches": (
+        {"phrases": 0.25, "micro_batch": 3},
+        lambda: with_phrases(batch_of()),
+    ),
     "cut and cropped": ({"patch_dropout": 0.5, "crop": 0.5, "flip": 0.5}, batch_of),
     "lora": ({"lora_rank": 2}, batch_of),
     "last blocks": ({"image_blocks": 1, "text_blocks": 0}, batch_of),
-    "chunks of captions": ({"batch_size": 128}, lambda: replace(batch_of(128), lengths_B=np.arange(128) // 8 + 1)),
+    "chunks of captions": (
+        {"batch_size": 128},
+        lambda: replace(batch_of(128), lengths_B=np.arange(128) // 8 + 1),
+    ),
 }
 
 
@@ -94,7 +102,9 @@ def test_towers_on_two_devices_learn_to_the_bit_what_they_learn_on_one(case: str
     alone, split = step_on(CPU, **settings), step_on(BOTH, **settings)
     assert isinstance(split, SplitStep)
     assert taken(split, batch()) == taken(alone, batch())
-    for (name, one), other in zip(alone.model.named_parameters(), split.model.parameters(), strict=True):
+    for (name, one), other in zip(
+        alone.model.named_parameters(), split.model.parameters(), strict=True
+    ):
         assert torch.equal(one, other), name
         if one.requires_grad:
             assert one.grad is not None
@@ -104,7 +114,9 @@ def test_towers_on_two_devices_learn_to_the_bit_what_they_learn_on_one(case: str
 
 def test_without_fused_adamw_too() -> None:
     plain = PlainAdamW()
-    alone, split = (step_on(device, clip_norm=0.01, dtype="float16") for device in (plain, pair_of(CPU, plain)))
+    alone, split = (
+        step_on(device, clip_norm=0.01, dtype="float16") for device in (plain, pair_of(CPU, plain))
+    )
     assert [metrics.loss for metrics in taken(split, batch_of())] == pytest.approx(
         [metrics.loss for metrics in taken(alone, batch_of())], rel=1e-4
     )
@@ -144,11 +156,17 @@ def test_seconds_of_each_tower_and_who_waited_are_known() -> None:
     assert alone.towers is None
 
 
-def test_a_tower_has_the_threads_that_the_caller_has_or_half_of_them_where_both_are_on_the_cpu() -> None:
+def test_a_tower_has_the_threads_that_the_caller_has_or_half_of_them_where_both_are_on_the_cpu() -> (
+    None
+):
     before, seen = torch.get_num_threads(), {}
     split = step_on(BOTH)
-    split.worker.image.register_forward_pre_hook(lambda *_: seen.update(image=torch.get_num_threads()))
-    split.worker.text.register_forward_pre_hook(lambda *_: seen.update(text=torch.get_num_threads()))
+    split.worker.image.register_forward_pre_hook(
+        lambda *_: seen.update(image=torch.get_num_threads())
+    )
+    split.worker.text.register_forward_pre_hook(
+        lambda *_: seen.update(text=torch.get_num_threads())
+    )
     try:
         for count in (4, 2, 1):
             torch.set_num_threads(count)
@@ -226,8 +244,12 @@ class Recording(Cpu):
         return Replayed()
 
 
-@pytest.mark.parametrize("settings", [{}, {"micro_batch": 3}, {"dtype": "float16"}, {"clip_norm": 0.0}], ids=str)
-def test_a_tower_is_recorded_on_the_device_that_records(settings: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"micro_batch": 3}, {"dtype": "float16"}, {"clip_norm": 0.0}], ids=str
+)
+def test_a_tower_is_recorded_on_the_device_that_records(
+    settings: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of two shapes of captions, in turn, so that each has its recordings."""
     short = batch_of()
     short = replace(short, tokens_BL=np.ascontiguousarray(short.tokens_BL[:, :10]))
@@ -238,11 +260,15 @@ def test_a_tower_is_recorded_on_the_device_that_records(settings: dict, monkeypa
         assert isinstance(step, SplitStep)
         assert isinstance(step.halves["text"], RecordedHalf)
         assert not isinstance(step.halves["image"], RecordedHalf)
-        metrics = [step(batch, at, 1e-3, OFF)() for at, batch in enumerate([batch_of(), short] * 6, 1)]
+        metrics = [
+            step(batch, at, 1e-3, OFF)() for at, batch in enumerate([batch_of(), short] * 6, 1)
+        ]
         found.append([one.loss for one in metrics])
     assert found[0] == found[1]
     alone = step_on(CPU, **settings)
-    losses = [alone(batch, at, 1e-3, OFF)().loss for at, batch in enumerate([batch_of(), short] * 6, 1)]
+    losses = [
+        alone(batch, at, 1e-3, OFF)().loss for at, batch in enumerate([batch_of(), short] * 6, 1)
+    ]
     # A recording reads its learning rate from memory, in float32.
     assert found[0] == pytest.approx(losses, rel=1e-2 if "dtype" in settings else 1e-5)
 

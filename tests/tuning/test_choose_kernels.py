@@ -41,7 +41,10 @@ def remembered(tmp_path: Path) -> dict[str, list[str]]:
 def test_a_choice_is_remembered_until_it_is_timed_anew(tmp_path: Path) -> None:
     """Two forms differ in the last bit, so the same command run twice has to take the same one."""
     _, timed = choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU)
-    other = {key: ["onednn" if key.startswith("linear") else "products", "as before"] for key in remembered(tmp_path)}
+    other = {
+        key: ["onednn" if key.startswith("linear") else "products", "as before"]
+        for key in remembered(tmp_path)
+    }
     (tmp_path / "kernels.json").write_text(json.dumps(other))
     choices, reasons = choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU)
     assert (choices["image_attention"], choices["text_attention"]) == ("products", "products")
@@ -60,7 +63,9 @@ def test_what_is_timed_at_a_bad_moment_is_not_remembered(tmp_path: Path) -> None
 
 
 def test_what_is_asked_for_is_not_timed(tmp_path: Path) -> None:
-    train = dataclasses.replace(TRAIN, image_attention="products", text_attention="fused", linear="torch")
+    train = dataclasses.replace(
+        TRAIN, image_attention="products", text_attention="fused", linear="torch"
+    )
     choices, reasons = choose_kernels(SHAPES["tiny"], train, 16, CPU)
     assert choices == {"image_attention": "products", "text_attention": "fused", "linear": "torch"}
     assert set(reasons.values()) == {"asked for"}
@@ -96,7 +101,9 @@ class Forms:
         return [torch.full((3,), self.forms[form]())]
 
     def choose(self) -> tuple[str, str]:
-        return kernels._fastest(lambda batch, place, dtype: self.run, 8, tuple(self.forms), "float32", CPU, seconds=1.0)
+        return kernels._fastest(
+            lambda batch, place, dtype: self.run, 8, tuple(self.forms), "float32", CPU, seconds=1.0
+        )
 
 
 def quick() -> float:
@@ -123,16 +130,26 @@ def test_the_quickest_form_is_taken_after_turns() -> None:
 
 def test_a_quick_form_that_is_wrong_or_fails_is_not_taken() -> None:
     assert Forms(own=slow, other=lambda: 1.01).choose() == ("own", "other is off by 1.0e-02 here")
-    assert Forms(own=slow, other=lambda: float("nan")).choose() == ("own", "other is off by inf here")
-    assert Forms(own=slow, other=fail).choose() == ("own", "other does not run here (could not create a primitive)")
+    assert Forms(own=slow, other=lambda: float("nan")).choose() == (
+        "own",
+        "other is off by inf here",
+    )
+    assert Forms(own=slow, other=fail).choose() == (
+        "own",
+        "other does not run here (could not create a primitive)",
+    )
     assert Forms(own=slow, other=fail, third=quick).choose()[0] == "third"
 
 
-def test_a_form_that_fails_for_the_longest_sequences_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_form_that_fails_for_the_longest_sequences_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A run meets them after it was chosen: whole images where patches were dropped before, and longer captions."""
     asked = []
 
-    def attention(qkv: torch.Tensor, heads: int, form: str, *, causal: bool, bias: torch.Tensor) -> torch.Tensor:
+    def attention(
+        qkv: torch.Tensor, heads: int, form: str, *, causal: bool, bias: torch.Tensor
+    ) -> torch.Tensor:
         asked.append((causal, qkv.shape[1]))
         if form == "products" and qkv.shape[1] > 16:
             raise RuntimeError("too long")
@@ -147,5 +164,7 @@ def test_a_form_that_fails_for_the_longest_sequences_is_not_taken(monkeypatch: p
     assert {(False, shape.class_tokens + patches), (True, shape.context)} < set(asked)
     assert (choices["image_attention"], choices["text_attention"]) == ("fused", "fused")
     assert (
-        reasons["train.image_attention"] == reasons["train.text_attention"] == "products does not run here (too long)"
+        reasons["train.image_attention"]
+        == reasons["train.text_attention"]
+        == "products does not run here (too long)"
     )

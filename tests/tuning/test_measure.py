@@ -19,7 +19,9 @@ from .made import CONFIG, batch_of, small
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("micro_batch", [0, 2])
 def test_right_settings_agree(dtype: str, micro_batch: int) -> None:
-    agreement = Workshop(CONFIG, batch_of()).agreement(Setting("cpu", dtype, micro_batch=micro_batch))
+    agreement = Workshop(CONFIG, batch_of()).agreement(
+        Setting("cpu", dtype, micro_batch=micro_batch)
+    )
     assert agreement.fault(dtype) is None
     if dtype == "float32":
         assert agreement.gradients > 0.999999
@@ -32,7 +34,9 @@ def test_what_is_compared_of_float8_is_float8_and_not_its_first_step() -> None:
     assert eighth.gradients > 0.9
 
 
-def test_wrong_gradients_are_noticed_where_the_loss_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_gradients_are_noticed_where_the_loss_is_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     workshop = Workshop(CONFIG, batch_of())
     right = workshop.agreement(Setting("cpu"))
     assert right.fault("float32") is None
@@ -81,4 +85,7 @@ def test_images_are_made_once_and_differ() -> None:
 
 def test_a_workload_leaves_nothing_to_choose() -> None:
     train = make_workload(TINY, 4, CPU).train
-    assert "auto" not in (train.loader_threads, *(getattr(train, field.name) for field in dataclasses.fields(Setting)))
+    assert "auto" not in (
+        train.loader_threads,
+        *(getattr(train, field.name) for field in dataclasses.fields(Setting)),
+    )

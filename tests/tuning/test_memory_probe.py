@@ -62,7 +62,9 @@ def test_the_ledger_knows_gradients_and_forgets_what_is_freed() -> None:
     with ledger.following(rehearsal.step):  # pyright: ignore[reportArgumentType]
         rehearsal()
     count = count_parameters(rehearsal.step.model)
-    assert ledger.held["gradients"] == pytest.approx(4 * count, rel=0.01)  # all have arrived when the step is over
+    assert ledger.held["gradients"] == pytest.approx(
+        4 * count, rel=0.01
+    )  # all have arrived when the step is over
     assert ledger.fullest["activations"] > ledger.held["activations"]
     del rehearsal
     assert ledger.held["gradients"] == 0
@@ -96,7 +98,9 @@ def settings(kind: str, text_folder: Path, start: Path | None = None) -> list[st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_few_pairs_tell_what_many_take(kind: str, here: Path, text_folder: Path, trained: Path) -> None:
+def test_a_few_pairs_tell_what_many_take(
+    kind: str, here: Path, text_folder: Path, trained: Path
+) -> None:
     setup = run_setup.set_up("first-run", settings(kind, text_folder, trained), None)
     step, batch = setup.step, setup.plan.batch(1)
     assert isinstance(step, TrainStep)
@@ -107,7 +111,9 @@ def test_a_few_pairs_tell_what_many_take(kind: str, here: Path, text_folder: Pat
         step.rehearse(batch, 64)
     # What does not grow with the pairs, such as gradients of weights, shows in a model as small as this.
     assert needs.pair * 64 == pytest.approx(ledger.most_passing, rel=0.3)
-    assert needs.trainable == 4 * sum(each.numel() for each in step.model.parameters() if each.requires_grad)
+    assert needs.trainable == 4 * sum(
+        each.numel() for each in step.model.parameters() if each.requires_grad
+    )
     assert all((tensor == before[name]).all() for name, tensor in step.model.state_dict().items())
     assert all(parameter.grad is None for parameter in step.worker.parameters())
 
@@ -122,14 +128,23 @@ def test_parts_of_the_batch_are_taken_where_memory_is_short(
 
     def watching(step: TrainStep, batch) -> Needs:
         seen.append(watch(step, batch))
-        monkeypatch.setattr(Cpu, "free_bytes", lambda self: round((seen[0].of(16) + 1) / memory_probe.SHARE_OF_MEMORY))
+        monkeypatch.setattr(
+            Cpu,
+            "free_bytes",
+            lambda self: round((seen[0].of(16) + 1) / memory_probe.SHARE_OF_MEMORY),
+        )
         return seen[0]
 
     with monkeypatch.context() as patch:
         patch.setattr(memory_probe, "measure_needs", watching)
         train("first-run", asked, name="parts")
-    whole, parts = (list(read_events(Path("runs") / name / "events.jsonl")) for name in ("whole", "parts"))
-    assert (whole[0]["config"]["train"]["micro_batch"], parts[0]["config"]["train"]["micro_batch"]) == (0, 16)
+    whole, parts = (
+        list(read_events(Path("runs") / name / "events.jsonl")) for name in ("whole", "parts")
+    )
+    assert (
+        whole[0]["config"]["train"]["micro_batch"],
+        parts[0]["config"]["train"]["micro_batch"],
+    ) == (0, 16)
     assert any("train.micro_batch is 16: what fits" in note for note in parts[0]["notes"])
     losses = [[event["loss"] for event in run if event["type"] == "step"] for run in (whole, parts)]
     np.testing.assert_allclose(*losses, rtol=1e-4)
@@ -143,7 +158,9 @@ def test_what_does_not_fit_is_refused_in_figures(
 ) -> None:
     monkeypatch.setattr(memory_probe, "measure_needs", lambda step, batch: Needs(10**6, 10**6))
     fits = Needs(10**6, 10**6).of(8 if micro_batch else 0)
-    monkeypatch.setattr(Cpu, "free_bytes", lambda self: round((fits + 1) / memory_probe.SHARE_OF_MEMORY))
+    monkeypatch.setattr(
+        Cpu, "free_bytes", lambda self: round((fits + 1) / memory_probe.SHARE_OF_MEMORY)
+    )
     asked = [*settings("foreign", text_folder), f"train.micro_batch={micro_batch}"]
     with pytest.raises(
         ConfigError, match=r"Pairs do not fit on cpu: \d+ at once need 0\.\d GB of the 0\.\d GB"

@@ -21,7 +21,9 @@ def test_a_step_takes_the_longer_of_both_in_each_stretch_and_what_is_between_the
         "transfer": 1.0, "exchange": 2.0, "image forward": 10.0, "image backward": 20.0, "image update": 1.0,
         "text forward": 30.0, "text backward": 15.0, "text update": 4.0, "forward at once": 27.0,
     }  # fmt: skip
-    predicted = predicted_from([parts, {name: seconds * 2 for name, seconds in parts.items()}, parts])
+    predicted = predicted_from(
+        [parts, {name: seconds * 2 for name, seconds in parts.items()}, parts]
+    )
     assert predicted.seconds == 1.0 + 2.0 + 30.0 + 20.0 + 4.0
     assert predicted.waits == "image"
     assert "text 49000.0 ms on cpu" in predicted.text(Cpu())
@@ -37,8 +39,13 @@ def test_each_tower_is_timed_alone_and_no_weight_changes(settings: dict) -> None
     assert isinstance(step, SplitStep)
     before = [parameter.clone() for parameter in step.model.parameters()]
     predicted = predict_step(step, batch_of(), rounds=2)
-    assert all(own.forward > 0 and own.backward > 0 and own.update > 0 for own in predicted.towers.values())
-    assert predicted.seconds < sum(own.total for own in predicted.towers.values()) + predicted.exchange + 1
+    assert all(
+        own.forward > 0 and own.backward > 0 and own.update > 0 for own in predicted.towers.values()
+    )
+    assert (
+        predicted.seconds
+        < sum(own.total for own in predicted.towers.values()) + predicted.exchange + 1
+    )
     for parameter, old in zip(step.model.parameters(), before, strict=True):
         assert torch.equal(parameter, old)
 
@@ -46,5 +53,7 @@ def test_each_tower_is_timed_alone_and_no_weight_changes(settings: dict) -> None
 def test_the_work_of_both_towers_is_the_work_of_a_step() -> None:
     for name in ("seed", "photos", "siglip-base-patch16-224"):
         towers = tower_products(SHAPES[name], 12, 32)
-        assert sum(map(operations, towers.values())) == operations(step_products(SHAPES[name], 12, 32))
+        assert sum(map(operations, towers.values())) == operations(
+            step_products(SHAPES[name], 12, 32)
+        )
     assert larger_share(SHAPES["seed"], 12, 32) == ("image", pytest.approx(0.86, abs=0.03))

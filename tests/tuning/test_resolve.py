@@ -52,12 +52,18 @@ def test_a_tuning_is_remembered_for_the_same_model_batch_and_wishes(tuning: Tuni
     assert resolve.recall(replace_in(CONFIG, "train", dtype="float32"), batch) is None
     assert resolve.recall(replace_in(CONFIG, "train", batch_size=4), batch_of(4)) is None
     assert resolve.recall(CONFIG, batch, seconds=10.0) == tuning
-    assert resolve.recall(CONFIG, batch, seconds=11.0) is None  # so much more may be spent now that it is worth it
+    assert (
+        resolve.recall(CONFIG, batch, seconds=11.0) is None
+    )  # so much more may be spent now that it is worth it
 
 
-def test_compiling_that_paid_in_a_longer_run_is_not_recalled_for_a_shorter_one(tuning: Tuning) -> None:
+def test_compiling_that_paid_in_a_longer_run_is_not_recalled_for_a_shorter_one(
+    tuning: Tuning,
+) -> None:
     batch = batch_of()
-    compiled = dataclasses.replace(tuning, setting=dataclasses.replace(tuning.setting, compile="compiled"))
+    compiled = dataclasses.replace(
+        tuning, setting=dataclasses.replace(tuning.setting, compile="compiled")
+    )
     resolve.remember(CONFIG, batch, compiled, 5.0)
     assert resolve.recall(CONFIG, batch) == compiled
     assert resolve.recall(replace_in(CONFIG, "train", steps=99), batch) is None
@@ -88,8 +94,13 @@ def test_short_runs_are_not_tuned_and_long_ones_spend_a_twentieth_at_most() -> N
     batch = batch_of()
     assert resolve.seconds_to_spend(CONFIG, batch) == 0
     assert resolve.seconds_to_spend(replace_in(CONFIG, "train", minutes=0.5), batch) == 0
-    assert resolve.seconds_to_spend(replace_in(CONFIG, "train", minutes=10.0), batch) == pytest.approx(30)
-    assert resolve.seconds_to_spend(replace_in(CONFIG, "train", steps=10**9), batch) == resolve.MOST_SECONDS
+    assert resolve.seconds_to_spend(
+        replace_in(CONFIG, "train", minutes=10.0), batch
+    ) == pytest.approx(30)
+    assert (
+        resolve.seconds_to_spend(replace_in(CONFIG, "train", steps=10**9), batch)
+        == resolve.MOST_SECONDS
+    )
 
 
 def test_training_takes_what_tuning_found(here: Path) -> None:
@@ -97,7 +108,15 @@ def test_training_takes_what_tuning_found(here: Path) -> None:
     train("first-run", SMALL_RUN, name="run")
     started = json.loads((here / "runs/run/events.jsonl").read_text().splitlines()[0])
     taken = started["config"]["train"]
-    for name in ("device", "dtype", "threads", "compile", "micro_batch", "image_attention", "linear"):
+    for name in (
+        "device",
+        "dtype",
+        "threads",
+        "compile",
+        "micro_batch",
+        "image_attention",
+        "linear",
+    ):
         assert taken[name] == found["choices"][name]
     assert started["reasons"]["train.dtype"].endswith("; tuned before")
     assert started["tuned_seconds"] == pytest.approx(16 / found["pairs_per_second"])
@@ -113,7 +132,9 @@ def test_a_budget_of_nothing_is_refused(here: Path, seconds: float) -> None:
         tune("first-run", [], seconds)
 
 
-def test_busy_cores_are_named_and_nothing_is_remembered(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_cores_are_named_and_nothing_is_remembered(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(timing, "other_load", lambda: 0.5)
     settings = [*SMALL_RUN, "train.compile=none"]
     found = tune("first-run", settings, 1.0, clock=Clock())
@@ -184,7 +205,9 @@ def test_loader_threads_that_are_asked_for_are_taken(plan: BatchPlan) -> None:
     assert choose_loader_threads("auto", plan, None)[0] == 1
 
 
-def test_an_open_recipe_is_the_one_that_train_would_take(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_recipe_is_the_one_that_train_would_take(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     photos(here / "photos", 12)
     monkeypatch.setattr(choose_recipe, "towers_installed", lambda: True)
     refused = lapclip("tune", "photos")

@@ -32,7 +32,13 @@ def test_what_is_asked_for_is_kept() -> None:
     tuning = tuned(**asked, image_attention="products", text_attention="fused", linear="torch")
     chosen = dataclasses.asdict(tuning.setting)
     towers = {"image_device": "auto", "text_device": "auto"}
-    assert chosen == {**asked, **towers, "image_attention": "products", "text_attention": "fused", "linear": "torch"}
+    assert chosen == {
+        **asked,
+        **towers,
+        "image_attention": "products",
+        "text_attention": "fused",
+        "linear": "torch",
+    }
     why = {name: reason for name, reason in tuning.reasons.items() if reason != "asked for"}
     assert why == dict.fromkeys(towers, "as train.device")
 
@@ -40,7 +46,10 @@ def test_what_is_asked_for_is_kept() -> None:
 def test_however_small_the_budget_something_is_chosen() -> None:
     tuning = tuned(seconds=1e-6)
     assert len(tuning.tried) == 1
-    assert any("not tried" in entry["reason"] or "products alone" in entry["reason"] for entry in tuning.rejected)
+    assert any(
+        "not tried" in entry["reason"] or "products alone" in entry["reason"]
+        for entry in tuning.rejected
+    )
 
 
 def test_the_batch_and_the_updates_stay_the_recipes() -> None:
@@ -54,23 +63,31 @@ def wrong_attention(monkeypatch: pytest.MonkeyPatch, wrong: torch.dtype) -> None
 
     right = kernels.attention
 
-    def attention(qkv_BLD: Tensor, heads: int, form: str, *, causal: bool, bias: Tensor | None = None) -> Tensor:
+    def attention(
+        qkv_BLD: Tensor, heads: int, form: str, *, causal: bool, bias: Tensor | None = None
+    ) -> Tensor:
         return right(qkv_BLD, heads, form, causal=causal and qkv_BLD.dtype != wrong, bias=bias)
 
     monkeypatch.setattr(kernels, "attention", attention)
 
 
-def test_a_setting_that_computes_something_else_is_rejected_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_that_computes_something_else_is_rejected_with_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wrong_attention(monkeypatch, torch.bfloat16)
     monkeypatch.setattr(search, "HOPELESS", 1e6)  # so that speed is no reason
     tuning = tuned()
     assert tuning.setting.dtype != "bfloat16"
-    reasons = [entry["reason"] for entry in tuning.rejected if entry["choices"]["dtype"] == "bfloat16"]
+    reasons = [
+        entry["reason"] for entry in tuning.rejected if entry["choices"]["dtype"] == "bfloat16"
+    ]
     assert any("compared with float32 on the CPU" in reason for reason in reasons)
 
 
 def test_a_batch_too_large_for_memory_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = predict_bytes(CONFIG.model, replace_in(CONFIG, "train", dtype="float32").train, 16).total
+    whole = predict_bytes(
+        CONFIG.model, replace_in(CONFIG, "train", dtype="float32").train, 16
+    ).total
     part = dataclasses.replace(CONFIG.train, dtype="float32", micro_batch=4)
     needed = predict_bytes(CONFIG.model, part, 16).total
     assert needed < whole
@@ -80,7 +97,9 @@ def test_a_batch_too_large_for_memory_goes_in_parts(monkeypatch: pytest.MonkeyPa
     assert "a part of the batch fits" in tuning.reasons["micro_batch"]
 
 
-def test_a_model_too_large_for_memory_is_refused_with_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_too_large_for_memory_is_refused_with_the_figures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Cpu, "free_bytes", lambda self: 1e6)
     with pytest.raises(ConfigError, match=r"too large for memory: predicted .* GB of 0\.0 GB free"):
         tuned(device="cpu")
@@ -101,7 +120,13 @@ def test_compiling_is_chosen_only_where_it_was_measured_and_pays() -> None:
     assert not dataclasses.replace(compiling, fault="its loss is off").pays(10_000)
 
 
-KNOWN = {"dtype": "float32", "threads": 1, "image_attention": "fused", "text_attention": "fused", "linear": "torch"}
+KNOWN = {
+    "dtype": "float32",
+    "threads": 1,
+    "image_attention": "fused",
+    "text_attention": "fused",
+    "linear": "torch",
+}
 
 
 def test_a_short_run_does_not_try_to_compile() -> None:
@@ -110,7 +135,9 @@ def test_a_short_run_does_not_try_to_compile() -> None:
     assert "tune --seconds 300" in tuning.reasons["compile"]
 
 
-def test_a_run_that_looks_long_beside_other_programs_does_not_try_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_looks_long_beside_other_programs_does_not_try_to_compile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(search, "busy_cores", lambda: "other programs use all cores")
     tuning = tuned(2.0, briefly=True, **KNOWN, steps=100_000_000)
     assert tuning.setting.compile == "none"
@@ -136,7 +163,9 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow  # the next one tunes the same, to where two devices are taken
-def test_a_tower_on_each_of_two_devices_is_tried_and_the_ceiling_is_said_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tower_on_each_of_two_devices_is_tried_and_the_ceiling_is_said_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     two_devices(monkeypatch)
     tuning = tuned(60.0, dtype="float32", threads=1)
     why = tuning.reasons["image_device"]

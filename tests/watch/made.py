@@ -36,18 +36,31 @@ def step(number: int, **fields: Any) -> dict[str, Any]:
 
 
 def evaluation(number: int, recall: float) -> dict[str, Any]:
-    scores = {f"{way}_r{rank}": min(1.0, recall * rank**0.3) for way in ("t2i", "i2t") for rank in (1, 5, 10)}
-    values = {**scores, "candidates": 240, "chance": 1 / 240, "intervals": {"t2i_r1": [recall * 0.9, recall * 1.1]}}
+    scores = {
+        f"{way}_r{rank}": min(1.0, recall * rank**0.3)
+        for way in ("t2i", "i2t")
+        for rank in (1, 5, 10)
+    }
+    values = {
+        **scores,
+        "candidates": 240,
+        "chance": 1 / 240,
+        "intervals": {"t2i_r1": [recall * 0.9, recall * 1.1]},
+    }
     return {"v": 1, "type": "evaluation", "time": BEGAN + number + 0.5, "step": number, "epoch": number // 10,
             "split": "val", "evaluation": values, "seconds": 0.2, "best": True}  # fmt: skip
 
 
-def looked(number: int, rank: int, captions: Sequence[str] = ("a red cat on the left.",)) -> dict[str, Any]:
+def looked(
+    number: int, rank: int, captions: Sequence[str] = ("a red cat on the left.",)
+) -> dict[str, Any]:
     """Image 17 is right; the user asked for one of their own as well."""
     top = [{"picture": image, "score": 0.5 - image / 100} for image in (1, 2, 3, 4, 5)]
     if rank <= 5:
         top[rank - 1]["picture"] = 17
-    answers = [{"caption": text, "own": False, "right": 17, "rank": rank, "top": top} for text in captions]
+    answers = [
+        {"caption": text, "own": False, "right": 17, "rank": rank, "top": top} for text in captions
+    ]
     answers.append({"caption": "my own dog", "own": True, "right": None, "rank": None, "top": top})
     return {"v": 1, "type": "looked", "time": BEGAN + number + 0.6, "step": number, "epoch": number // 10,
             "answers": answers}  # fmt: skip
@@ -65,8 +78,21 @@ def memory(number: int) -> dict[str, Any]:
 
 
 def together(**fields: Any) -> dict[str, Any]:
-    worth = {"hosts": ["desktop", "laptop"], "shards": [6, 2], "predicted_step_seconds": 0.8, "alone_step_seconds": 1.5}
-    return {"v": 1, "type": "together", "time": BEGAN + 0.1, "step": 0, "worth": worth, "text": "worth it", **fields}
+    worth = {
+        "hosts": ["desktop", "laptop"],
+        "shards": [6, 2],
+        "predicted_step_seconds": 0.8,
+        "alone_step_seconds": 1.5,
+    }
+    return {
+        "v": 1,
+        "type": "together",
+        "time": BEGAN + 0.1,
+        "step": 0,
+        "worth": worth,
+        "text": "worth it",
+        **fields,
+    }
 
 
 def ranks(number: int, **fields: Any) -> dict[str, Any]:
@@ -87,7 +113,12 @@ def learning_run(steps: int = 60) -> Events:
         events.append(step(number))
         if number % 10 == 0:
             rank = max(1, 40 // number)
-            events += [memory(number), sensors(number), evaluation(number, number / 100), looked(number, rank)]
+            events += [
+                memory(number),
+                sensors(number),
+                evaluation(number, number / 100),
+                looked(number, rank),
+            ]
     return events
 
 
@@ -99,7 +130,9 @@ def make_run(name: str, events: Events, images: Sequence[int] = (1, 2, 3, 4, 5, 
     append(run, events)
     (run.path / "pictures").mkdir()
     for number in images:
-        Image.new("RGB", (96, 96), (number * 12 % 256, 120, 200)).save(run.path / "pictures" / f"{number}.png")
+        Image.new("RGB", (96, 96), (number * 12 % 256, 120, 200)).save(
+            run.path / "pictures" / f"{number}.png"
+        )
     return run
 
 

@@ -10,11 +10,22 @@ from typing import Any
 
 STEPS = 200
 PER_EPOCH = 20
-PARTS = ("temperature", "image.embedding", "image.0", "image.head", "text.embedding", "text.0", "text.head")
+PARTS = (
+    "temperature",
+    "image.embedding",
+    "image.0",
+    "image.head",
+    "text.embedding",
+    "text.0",
+    "text.head",
+)
 
 
 def started(at: float, **fields: Any) -> dict[str, Any]:
-    config = {"model": {"name": "mini"}, "train": {"batch_size": 64, "steps": STEPS, "evaluate_every_epochs": 2}}
+    config = {
+        "model": {"name": "mini"},
+        "train": {"batch_size": 64, "steps": STEPS, "evaluate_every_epochs": 2},
+    }
     return {
         "type": "started", "time": at, "config": config, "reasons": {}, "versions": {}, "commit": None,
         "machine": {"chip": "a chip", "memory_bytes": 16_000_000_000}, "devices": {"image": "cpu", "text": "cpu"},
@@ -43,7 +54,11 @@ def step(number: int, at: float, **fields: Any) -> dict[str, Any]:
 
 
 def scores(recall: float) -> dict[str, Any]:
-    values = {f"{way}_r{rank}": min(1.0, recall * rank**0.3) for way in ("t2i", "i2t") for rank in (1, 5, 10)}
+    values = {
+        f"{way}_r{rank}": min(1.0, recall * rank**0.3)
+        for way in ("t2i", "i2t")
+        for rank in (1, 5, 10)
+    }
     intervals = {name: [value * 0.9, min(1.0, value * 1.1)] for name, value in values.items()}
     return {"candidates": 240, "chance": 1 / 240, **values, "intervals": intervals}
 
@@ -70,7 +85,15 @@ def trained(until: int, ago: float = 0.0, joules: bool = True) -> list[dict[str,
     for number in range(1, until + 1):
         events.append(step(number, at := at + 0.5))
         if number == 1 or number % 50 == 0:
-            events.append({"type": "memory", "time": at, "step": number, "process_bytes": 7e8, "peak_bytes": 9e8})
+            events.append(
+                {
+                    "type": "memory",
+                    "time": at,
+                    "step": number,
+                    "process_bytes": 7e8,
+                    "peak_bytes": 9e8,
+                }
+            )
         if number % 20 == 0:
             events.append(sensors(number, at, 9.0 * number if joules else None))
         if number % (2 * PER_EPOCH) == 0:
@@ -103,4 +126,6 @@ def write(folder: Path, name: str, events: list[dict[str, Any]]) -> Path:
 
 def append(run: Path, events: list[dict[str, Any]]) -> None:
     with open(run / "events.jsonl", "a") as file:
-        file.writelines(json.dumps({"v": 1, **event}, separators=(",", ":")) + "\n" for event in events)
+        file.writelines(
+            json.dumps({"v": 1, **event}, separators=(",", ":")) + "\n" for event in events
+        )

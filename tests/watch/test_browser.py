@@ -43,7 +43,9 @@ def look(browser: Any) -> Iterator[Open]:
     """Opens a page; at the end nothing may have gone wrong in it."""
     opened: list[Look] = []
 
-    def open_page(served: Served, *, width: int = 1280, scheme: str = "light", runs: tuple[str, ...] = ()) -> Look:
+    def open_page(
+        served: Served, *, width: int = 1280, scheme: str = "light", runs: tuple[str, ...] = ()
+    ) -> Look:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         opened.append(Look(context))
         chosen = "#" + "&".join(f"run={run}" for run in runs) if runs else ""
@@ -62,7 +64,9 @@ def test_real_training_is_followed_live(here: Path, look: Open) -> None:
         tab.wait_text("main", "No runs yet")
         tab.page.evaluate("window.sameDocument = true")
         settings = set_flags(*SMALL, "train.steps=150", "train.evaluate_every_epochs=15")
-        training = subprocess.Popen(command("train", "--name", "live", *settings), stderr=subprocess.DEVNULL)
+        training = subprocess.Popen(
+            command("train", "--name", "live", *settings), stderr=subprocess.DEVNULL
+        )
         try:
             tab.wait_text("#title", "live")
             tab.wait_text("#progress-text", "of 150")
@@ -78,7 +82,9 @@ def test_real_training_is_followed_live(here: Path, look: Open) -> None:
         for chart in ("loss", "recall", "gradients", "temperature", "memory"):
             tab.drawn(chart)
         assert tab.page.locator("#answers article").count() > 0
-        tab.until("[...document.querySelectorAll('#answers img')].every(image => image.naturalWidth)")
+        tab.until(
+            "[...document.querySelectorAll('#answers img')].every(image => image.naturalWidth)"
+        )
         assert tab.page.evaluate("window.sameDocument")
 
 
@@ -109,7 +115,9 @@ def test_runs_are_compared_on_one_axis(here: Path, look: Open) -> None:
         tab.drawn("compare-recall")
         names = "document.getElementById('compare-loss').data.map(trace => trace.name)"
         assert sorted(tab.page.evaluate(names)) == ["first", "second"]
-        longest = "Math.max(...document.getElementById('compare-loss').data.flatMap(trace => trace.x))"
+        longest = (
+            "Math.max(...document.getElementById('compare-loss').data.flatMap(trace => trace.x))"
+        )
         assert tab.page.evaluate(longest) == 60
         assert not tab.page.locator("#overview").is_visible()
         tab.page.get_by_text("Minutes of work").click()
@@ -122,14 +130,27 @@ def test_runs_are_compared_on_one_axis(here: Path, look: Open) -> None:
 
 def test_machines_that_train_together_are_shown_with_their_waiting(here: Path, look: Open) -> None:
     make_run("alone", [*learning_run(20), ended(20)])
-    run = make_run("both", [started(30), together(text=HOSTILE), *(step(number) for number in range(1, 21))])
+    run = make_run(
+        "both", [started(30), together(text=HOSTILE), *(step(number) for number in range(1, 21))]
+    )
     with run.lock(), server() as served:
         tab = look(served, runs=("both",))
         tab.wait_text("#together", "800 ms predicted")
-        append(run, [ranks(20, hosts=["desktop", HOSTILE]), step(21, seconds={"forward": 0.2, "exchange": 0.2})])
-        tab.until_awake("document.getElementById('together').innerText.includes('desktop waits for')")
+        append(
+            run,
+            [
+                ranks(20, hosts=["desktop", HOSTILE]),
+                step(21, seconds={"forward": 0.2, "exchange": 0.2}),
+            ],
+        )
+        tab.until_awake(
+            "document.getElementById('together').innerText.includes('desktop waits for')"
+        )
         rows = tab.page.locator("#together tbody tr").all_inner_texts()
-        assert [row.split("\t")[1:] for row in rows] == [["75 %", "42 %", "20"], ["25 %", "3 %", "10"]]
+        assert [row.split("\t")[1:] for row in rows] == [
+            ["75 %", "42 %", "20"],
+            ["25 %", "3 %", "10"],
+        ]
         assert "onerror" in rows[1]
         assert tab.page.locator("#together img").count() == 0
         assert tab.text("#machine-title") == "The machines at work"
@@ -152,7 +173,9 @@ def test_slider_shows_what_was_answered_at_each_evaluation(here: Path, look: Ope
         card = tab.page.locator("#answers article").filter(has_text="a red cat")
         assert "comes first" in card.inner_text()
         assert card.locator("li.right img").get_attribute("src").split("?")[0].endswith("/17.png")
-        tab.until("[...document.querySelectorAll('#answers img')].every(image => image.naturalWidth)")
+        tab.until(
+            "[...document.querySelectorAll('#answers img')].every(image => image.naturalWidth)"
+        )
         slider.focus()
         tab.page.keyboard.press("Home")
         tab.wait_text("#epoch-text", "Epoch 1")
@@ -195,7 +218,9 @@ def test_dark_follows_the_system_and_a_switch_is_remembered(here: Path, look: Op
         assert switch.get_attribute("aria-pressed") == "false"
         switch.click()
         assert tab.page.evaluate(colour) == dark
-        tab.page.locator("#loss").scroll_into_view_if_needed()  # a chart out of sight is drawn when it is seen again
+        tab.page.locator(
+            "#loss"
+        ).scroll_into_view_if_needed()  # a chart out of sight is drawn when it is seen again
         tab.until(f"{ticks} === '{before}'")
         tab.page.reload()
         assert tab.page.evaluate(colour) == dark
@@ -206,7 +231,9 @@ def test_dark_follows_the_system_and_a_switch_is_remembered(here: Path, look: Op
 @pytest.mark.parametrize("runs", [("mine",), ("mine", "other")])
 def test_phone_scrolls_in_one_direction_only(here: Path, look: Open, runs: tuple[str, ...]) -> None:
     words = ["a very long caption " * 8, "unbreakable" * 20]
-    make_run("mine", [*learning_run(60), looked(60, 7, words), ended(60, "failed", error="long" * 80)])
+    make_run(
+        "mine", [*learning_run(60), looked(60, 7, words), ended(60, "failed", error="long" * 80)]
+    )
     make_run("other", [*learning_run(30), ended(30)])
     with server() as served:
         tab = look(served, width=390, runs=runs)
@@ -222,7 +249,9 @@ def test_markup_in_captions_and_records_stays_text(here: Path, look: Open) -> No
     poisoned = started(30, notes=[HOSTILE], devices={"image": HOSTILE, "text": HOSTILE})
     poisoned["config"]["model"]["name"] = HOSTILE
     poisoned["machine"]["chip"] = HOSTILE
-    steps = [step(number, grad_norms={HOSTILE: 1.0}, seconds={HOSTILE: 0.1}) for number in range(1, 31)]
+    steps = [
+        step(number, grad_norms={HOSTILE: 1.0}, seconds={HOSTILE: 0.1}) for number in range(1, 31)
+    ]
     last = [looked(30, 2, [HOSTILE]), ended(30, "failed", error=HOSTILE)]
     names = ["mine", *(["<b onclick=alert(1)>&amp;"] if os.name != "nt" else [])]
     for name in names:
@@ -231,7 +260,9 @@ def test_markup_in_captions_and_records_stays_text(here: Path, look: Open) -> No
         for runs in ([names[0]], [names[-1]], names):
             tab = look(served)
             tab.page.goto(
-                served.address + "#" + tab.page.evaluate("r => new URLSearchParams(r.map(n => ['run', n])) + ''", runs)
+                served.address
+                + "#"
+                + tab.page.evaluate("r => new URLSearchParams(r.map(n => ['run', n])) + ''", runs)
             )
             if len(runs) == 1:
                 tab.wait_text("#alarms", HOSTILE)
@@ -256,7 +287,9 @@ def test_everything_can_be_reached_and_worked_by_keyboard(here: Path, look: Open
         tab.drawn("recall")
         tab.page.evaluate("scrollTo(0, 0)")
         reached = []
-        name = "(at => at.getAttribute('aria-label') || at.innerText || at.id)(document.activeElement)"
+        name = (
+            "(at => at.getAttribute('aria-label') || at.innerText || at.id)(document.activeElement)"
+        )
         for _ in range(60):
             tab.page.keyboard.press("Tab")
             if tab.page.evaluate("document.activeElement === document.body"):
@@ -286,7 +319,10 @@ def test_everything_can_be_reached_and_worked_by_keyboard(here: Path, look: Open
         tab.page.keyboard.press("Space")
         tab.wait_text("#title", "first")
         # Focus is where it was, although the list was drawn again.
-        assert tab.page.evaluate("document.activeElement.getAttribute('aria-label')") == "Compare second"
+        assert (
+            tab.page.evaluate("document.activeElement.getAttribute('aria-label')")
+            == "Compare second"
+        )
 
 
 def test_page_has_landmarks_headings_and_tables_behind_the_charts(here: Path, look: Open) -> None:
@@ -314,7 +350,9 @@ def test_curves_zoom_and_a_zoom_outlasts_new_steps(here: Path, look: Open) -> No
         tab.drawn("loss")
         extent = "document.getElementById('loss').layout.xaxis.range"
         place = tab.page.locator("#loss .nsewdrag").bounding_box()
-        legend, tools = (tab.page.locator(f"#loss .{part}").bounding_box() for part in ("legend", "modebar"))
+        legend, tools = (
+            tab.page.locator(f"#loss .{part}").bounding_box() for part in ("legend", "modebar")
+        )
         assert legend["x"] + legend["width"] <= tools["x"]
         middle = place["y"] + place["height"] / 2
         tab.page.mouse.move(place["x"] + place["width"] * 0.25, middle)

@@ -35,11 +35,18 @@ def view_of(folder: Path, name: str, events: list[dict], working: bool = False) 
 
 
 def drawn(
-    views: RunView | list[RunView], width: int, focus: int = 0, curve_height: int = 2, *, plain: bool = False
+    views: RunView | list[RunView],
+    width: int,
+    focus: int = 0,
+    curve_height: int = 2,
+    *,
+    plain: bool = False,
 ) -> str:
     """The screen as text; no line may be wider than the window."""
     views = views if isinstance(views, list) else [views]
-    console = Console(file=io.StringIO(), width=width, record=True, force_terminal=True, highlight=False)
+    console = Console(
+        file=io.StringIO(), width=width, record=True, force_terminal=True, highlight=False
+    )
     canvas = Canvas(width, curve_height, plain, not plain, width >= FRAMED)
     console.print(draw(views, focus, canvas, "lapclip {}".format), width=width)
     text = console.export_text()
@@ -60,7 +67,14 @@ def test_a_running_run_shows_everything(tmp_path: Path, width: int) -> None:
     assert "mine running epoch 9 of 10" in text
     assert "170 of 200 85%" in text
     assert "16 s left" in text
-    for named in ("loss", "accuracy", "temperature", "gradient", "Held-out recall", "A step: 253 ms"):
+    for named in (
+        "loss",
+        "accuracy",
+        "temperature",
+        "gradient",
+        "Held-out recall",
+        "A step: 253 ms",
+    ):
         assert named in text
     assert "largest 7 text head" in text
     assert "smallest 2 image embedding" in text
@@ -79,12 +93,18 @@ def test_a_running_run_shows_everything(tmp_path: Path, width: int) -> None:
 
 def test_wide_windows_stand_panels_side_by_side_and_narrow_ones_stack_them(tmp_path: Path) -> None:
     view = view_of(tmp_path, "mine", trained(170), working=True)
-    beside = [line for line in drawn(view, 80).splitlines() if "Learning" in line and "Held-out recall" in line]
+    beside = [
+        line
+        for line in drawn(view, 80).splitlines()
+        if "Learning" in line and "Held-out recall" in line
+    ]
     assert beside
     stacked = drawn(view, 40)
     assert not [line for line in stacked.splitlines() if "Learning" in line and "recall" in line]
     assert "│" not in stacked
-    assert len(drawn(view, 80).splitlines()) <= 23  # a window of 24 lines holds it, with the line of keys
+    assert (
+        len(drawn(view, 80).splitlines()) <= 23
+    )  # a window of 24 lines holds it, with the line of keys
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -111,12 +131,22 @@ def test_a_run_that_died_shows_the_command_that_resumes_it(tmp_path: Path, width
 
 def test_a_stopped_run_and_a_failed_one_say_why(tmp_path: Path) -> None:
     end = {"time": trained(90)[-1]["time"], "step": 90}
-    stopped = view_of(tmp_path, "a", [*trained(90), {"type": "stopped", **end, "reason": "lapclip stop"}])
-    assert "Stopped after step 90 by lapclip stop; all is saved. Go on: lapclip resume a" in words(drawn(stopped, 80))
-    interrupted = view_of(tmp_path, "c", [*trained(90), {"type": "stopped", **end, "reason": "SIGINT"}])
+    stopped = view_of(
+        tmp_path, "a", [*trained(90), {"type": "stopped", **end, "reason": "lapclip stop"}]
+    )
+    assert "Stopped after step 90 by lapclip stop; all is saved. Go on: lapclip resume a" in words(
+        drawn(stopped, 80)
+    )
+    interrupted = view_of(
+        tmp_path, "c", [*trained(90), {"type": "stopped", **end, "reason": "SIGINT"}]
+    )
     assert "Stopped after step 90 by Ctrl-C; all is saved." in words(drawn(interrupted, 80))
     error = "The loss is not a number at step 91.\nTry: a new run: lapclip train --set train.learning_rate=0.0002"
-    failed = words(drawn(view_of(tmp_path, "b", [*trained(90), {"type": "failed", **end, "error": error}]), 120))
+    failed = words(
+        drawn(
+            view_of(tmp_path, "b", [*trained(90), {"type": "failed", **end, "error": error}]), 120
+        )
+    )
     assert "Failed after step 90: The loss is not a number at step 91." in failed
     assert "Next: a new run: lapclip train --set train.learning_rate=0.0002" in failed
     assert failed.count("not a number") == 1
@@ -125,7 +155,10 @@ def test_a_stopped_run_and_a_failed_one_say_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_paused_run_says_why_and_is_not_dead(tmp_path: Path, width: int) -> None:
-    events = [*trained(90), {"type": "paused", "time": 1.0, "step": 90, "reason": "on battery below 30 %"}]
+    events = [
+        *trained(90),
+        {"type": "paused", "time": 1.0, "step": 90, "reason": "on battery below 30 %"},
+    ]
     view = view_of(tmp_path, "mine", events, working=True)
     assert view.status == "paused"
     assert "Paused: on battery below 30 %. It goes on by itself." in words(drawn(view, width))
@@ -144,7 +177,13 @@ def test_what_happened_is_told(tmp_path: Path) -> None:
     fell = {"type": "fell_back", "step": 39, "time": at + 40, "cause": "out of memory", "change": {}, "devices": {},
             "text": "Out of memory: going on with 32 pairs at once."}  # fmt: skip
     slept = [step(number, at + 4000 + number) for number in range(40, 60)]
-    resumed = {"type": "resumed", "step": 59, "steps": 200, "time": at + 9000, "skipped": ["step-00000059 is damaged"]}
+    resumed = {
+        "type": "resumed",
+        "step": 59,
+        "steps": 200,
+        "time": at + 9000,
+        "skipped": ["step-00000059 is damaged"],
+    }
     view = view_of(tmp_path, "mine", [*first, fell, *slept, resumed])
     assert [notice.type for notice in view.notices] == ["fell_back", "slept", "resumed"]
     text = words(drawn(view, 120, curve_height=4))
@@ -155,7 +194,9 @@ def test_what_happened_is_told(tmp_path: Path) -> None:
 
 def test_heat_that_slows_the_machine_and_swap_are_told(tmp_path: Path) -> None:
     events = trained(90)
-    hot = sensors(90, events[-1]["time"], 900.0, throttled=True, celsius=99.0, swap_bytes=3_000_000_000)
+    hot = sensors(
+        90, events[-1]["time"], 900.0, throttled=True, celsius=99.0, swap_bytes=3_000_000_000
+    )
     text = words(drawn(view_of(tmp_path, "mine", [*events, hot], working=True), 120))
     assert "heat 99 °C, slowed down by heat" in text
     assert "swap 3.00 GB in use" in text
@@ -172,7 +213,9 @@ def test_before_the_first_step_there_is_something_to_see(tmp_path: Path, width: 
     assert "There is no run called later yet." in words(drawn(nowhere.view, width))
 
 
-def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_not_there_is_told_with_those_that_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("first", "second"):
         create_run(name, "first-run", {})
@@ -192,7 +235,9 @@ def test_several_runs_have_a_row_each_and_one_is_in_focus(tmp_path: Path, width:
     text = drawn(views, width, focus=1)
     rows = text.splitlines()[1:4]
     assert [row[0] for row in rows] == [" ", ">", " "]
-    for row, state, done in zip(rows, ("finished", "running", "died"), ("100%", "45%", "15%"), strict=True):
+    for row, state, done in zip(
+        rows, ("finished", "running", "died"), ("100%", "45%", "15%"), strict=True
+    ):
         assert state in row
         assert done in row
     if width >= 80:
@@ -203,15 +248,21 @@ def test_several_runs_have_a_row_each_and_one_is_in_focus(tmp_path: Path, width:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_what_is_wrong_is_an_alarm_with_its_evidence_and_a_next_step(tmp_path: Path, width: int) -> None:
-    guessing = [{**event, "loss": 4.158} if event["type"] == "step" else event for event in trained(100)]
+def test_what_is_wrong_is_an_alarm_with_its_evidence_and_a_next_step(
+    tmp_path: Path, width: int
+) -> None:
+    guessing = [
+        {**event, "loss": 4.158} if event["type"] == "step" else event for event in trained(100)
+    ]
     view = view_of(tmp_path, "mine", guessing, working=True)
     (found,) = [finding for finding in view.findings if finding.id == "stuck-loss"]
     text = words(drawn(view, width))
     for said in (found.title, found.evidence, found.next):
         assert " ".join(said.split()) in text
     assert "Alarm" in text
-    row = drawn([view, view_of(tmp_path, "well", trained(30), working=True)], width).splitlines()[1:3]
+    row = drawn([view, view_of(tmp_path, "well", trained(30), working=True)], width).splitlines()[
+        1:3
+    ]
     assert "running !" in row[0]
     assert "!" not in row[1]
 
@@ -248,7 +299,17 @@ def test_no_state_and_no_gap_in_the_events_breaks_the_image(tmp_path: Path) -> N
     for number in range(1, len(bare) + 1):
         view = view_of(tmp_path, f"run-{number}", bare[:number])
         for width in (20, *WIDTHS):
-            for state in ("running", "paused", "starting", "finished", "stopped", "failed", "died", "gone", "waiting"):
+            for state in (
+                "running",
+                "paused",
+                "starting",
+                "finished",
+                "stopped",
+                "failed",
+                "died",
+                "gone",
+                "waiting",
+            ):
                 drawn(replace(view, state=state), width)
         assert "checks" not in [finding.id for finding in view.findings]
         view.to_dict(lambda _: [])
@@ -258,7 +319,14 @@ def test_no_state_and_no_gap_in_the_events_breaks_the_image(tmp_path: Path) -> N
 def test_machines_that_train_together_are_shown(tmp_path: Path, width: int) -> None:
     alone = drawn(view_of(tmp_path, "alone", trained(60), working=True), width)
     assert "Machines" not in alone
-    told = {"type": "ranks", "time": 9e9, "step": 60, "hosts": ["desktop", "laptop"], "shards": [6, 2], "writer": 0}
+    told = {
+        "type": "ranks",
+        "time": 9e9,
+        "step": 60,
+        "hosts": ["desktop", "laptop"],
+        "shards": [6, 2],
+        "writer": 0,
+    }
     told |= {"waited": [0.42, 0.03], "bytes_per_second": [2.5e7, 1e7]}
     text = words(drawn(view_of(tmp_path, "both", [*trained(60), told], working=True), width))
     assert "desktop 75% 42% 25" in text
@@ -273,7 +341,9 @@ def test_machines_that_train_together_are_shown(tmp_path: Path, width: int) -> N
 
 def test_who_waits_for_whom_is_shown_where_towers_are_on_two_devices(tmp_path: Path) -> None:
     towers = {"image": {"computed": 0.01, "waited": 0.2}, "text": {"computed": 0.21, "waited": 0.0}}
-    events = [{**event, "towers": towers} if event["type"] == "step" else event for event in trained(60)]
+    events = [
+        {**event, "towers": towers} if event["type"] == "step" else event for event in trained(60)
+    ]
     text = words(drawn(view_of(tmp_path, "split", events, working=True), 100))
     assert "image waits 200 ms for the other" in text
 
@@ -288,7 +358,9 @@ def test_waiting_for_others_is_a_phase_of_its_own(tmp_path: Path) -> None:
 
 def test_hostile_words_stay_text(tmp_path: Path) -> None:
     error = "\x1b]0;owned\x07 [bold red]shout[/] \x1b[2J"
-    view = view_of(tmp_path, "mine", [*trained(5), {"type": "failed", "time": 9e9, "step": 5, "error": error}])
+    view = view_of(
+        tmp_path, "mine", [*trained(5), {"type": "failed", "time": 9e9, "step": 5, "error": error}]
+    )
     console = Console(file=(file := io.StringIO()), width=120, force_terminal=True)
     console.print(draw([view], 0, Canvas(120), str), width=120)
     assert "\x1b]" not in file.getvalue()
@@ -299,5 +371,7 @@ def test_hostile_words_stay_text(tmp_path: Path) -> None:
 def test_a_run_that_says_nothing_for_long_is_noticed(tmp_path: Path) -> None:
     view = view_of(tmp_path, "mine", trained(90, ago=600), working=True)
     assert "no event for 10 min" in words(drawn(view, 80))
-    ahead = view_of(tmp_path, "other", trained(90, ago=-7200), working=True)  # written by a clock that was set back
+    ahead = view_of(
+        tmp_path, "other", trained(90, ago=-7200), working=True
+    )  # written by a clock that was set back
     assert ahead.silent_seconds == 0

@@ -15,12 +15,19 @@ def heights(lines: list[str]) -> list[int]:
     dots = ((0x09, 0), (0x12, 1), (0x24, 2), (0xC0, 3))
     found = []
     for column in zip(*lines, strict=True):
-        rows = [4 * at + row for at, cell in enumerate(column) for mask, row in dots if ord(cell) - 0x2800 & mask]
+        rows = [
+            4 * at + row
+            for at, cell in enumerate(column)
+            for mask, row in dots
+            if ord(cell) - 0x2800 & mask
+        ]
         found.append(4 * len(lines) - 1 - min(rows) if rows else -1)
     return found
 
 
-@pytest.mark.parametrize(("count", "width", "height"), [(1, 10, 1), (2, 10, 2), (7, 40, 3), (5000, 40, 2), (3, 1, 1)])
+@pytest.mark.parametrize(
+    ("count", "width", "height"), [(1, 10, 1), (2, 10, 2), (7, 40, 3), (5000, 40, 2), (3, 1, 1)]
+)
 def test_a_curve_fills_its_place_without_a_gap(count: int, width: int, height: int) -> None:
     lines = panels.curve(line(*((at * 37 % 11) / 11 for at in range(count))), width, height)
     assert [len(line) for line in lines] == [width] * height
@@ -36,7 +43,9 @@ def test_a_rising_curve_rises_from_the_bottom_to_the_top_and_a_falling_one_falls
 
 
 def test_places_go_by_the_steps_and_not_by_how_many_are_known() -> None:
-    straight = Curve([*range(100), *range(100, 1000, 100), 1000.0], [*range(100), *range(100, 1000, 100), 1000.0])
+    straight = Curve(
+        [*range(100), *range(100, 1000, 100), 1000.0], [*range(100), *range(100, 1000, 100), 1000.0]
+    )
     even = panels.evenly(straight, 10)
     assert even == pytest.approx([50, 150, 250, 350, 450, 550, 650, 750, 850, 950], abs=60)
     assert panels.evenly(Curve([5.0, 5.0], [1.0, 2.0]), 3) == [2.0] * 3
@@ -56,7 +65,10 @@ def test_no_values_leave_the_place_empty_and_a_level_curve_runs_through_the_midd
 
 
 def test_plain_drawings_use_the_characters_of_ascii() -> None:
-    drawn = [*panels.curve(line(1.0, 2.0, 3.0), 12, 2, plain=True), *panels.bar(0.4, 10, plain=True)]
+    drawn = [
+        *panels.curve(line(1.0, 2.0, 3.0), 12, 2, plain=True),
+        *panels.bar(0.4, 10, plain=True),
+    ]
     assert "".join(drawn).isascii()
     assert panels.bar(0.4, 10, plain=True) == ("####", "------")
     assert panels.level(0.0, plain=True) != panels.level(1.0, plain=True)

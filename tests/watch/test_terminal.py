@@ -19,7 +19,19 @@ import filelock
 import psutil
 import pytest
 
-from lapclip.watch.terminal import DOWN, NEXT, PREVIOUS, QUIT, SHARE, SLOWEST, TICK, UP, Pace, curve_height, meanings
+from lapclip.watch.terminal import (
+    DOWN,
+    NEXT,
+    PREVIOUS,
+    QUIT,
+    SHARE,
+    SLOWEST,
+    TICK,
+    UP,
+    Pace,
+    curve_height,
+    meanings,
+)
 
 from ..conftest import SMALL, command, lapclip, set_flags
 from .recorded import append, evaluation, finished, step, trained, write
@@ -43,7 +55,12 @@ class Screen:
         its = self._its
         # In a group of its own, as a shell would start it: else the system may not let it be suspended.
         self.process = subprocess.Popen(
-            command("watch", *arguments), stdin=its, stdout=its, stderr=its, env=environment, process_group=0
+            command("watch", *arguments),
+            stdin=its,
+            stdout=its,
+            stderr=its,
+            env=environment,
+            process_group=0,
         )
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self.raw = ""
@@ -79,8 +96,15 @@ class Screen:
         """Whether the terminal is as it was: its settings, its first screen, its cursor, its wrapping."""
         import termios
 
-        last = {mode: self.raw.rfind(f"\x1b[?{mode}h") > self.raw.rfind(f"\x1b[?{mode}l") for mode in (7, 25, 1049)}
-        return termios.tcgetattr(self._its) == self.settings and last == {7: True, 25: True, 1049: False}
+        last = {
+            mode: self.raw.rfind(f"\x1b[?{mode}h") > self.raw.rfind(f"\x1b[?{mode}l")
+            for mode in (7, 25, 1049)
+        }
+        return termios.tcgetattr(self._its) == self.settings and last == {
+            7: True,
+            25: True,
+            1049: False,
+        }
 
     def close(self) -> None:
         self.process.kill()
@@ -136,7 +160,9 @@ def test_q_quits_and_the_terminal_is_as_before(here: Path) -> None:
 
 @POSIX
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
-def test_signals_leave_the_terminal_as_it_was(here: Path, number: signal.Signals, status: int) -> None:
+def test_signals_leave_the_terminal_as_it_was(
+    here: Path, number: signal.Signals, status: int
+) -> None:
     write(here, "mine", trained(170))
     with on_screen(80, 24) as screen:
         screen.wait_for("q quit")
@@ -251,10 +277,20 @@ def test_json_is_one_object_with_everything(here: Path) -> None:
     done = lapclip("watch", "mine", "other", "--json")
     assert done.returncode == 0, done.stderr
     mine, other = json.loads(done.stdout)["runs"]
-    assert (mine["name"], mine["state"], mine["step"], mine["steps"], mine["epoch"]) == ("mine", "died", 170, 200, 9)
+    assert (mine["name"], mine["state"], mine["step"], mine["steps"], mine["epoch"]) == (
+        "mine",
+        "died",
+        170,
+        200,
+        9,
+    )
     assert mine["best"] == pytest.approx(0.6)
     assert mine["time_left"] is None
-    assert mine["memory"] == {"process_bytes": 7e8, "peak_bytes": 9e8, "machine_bytes": 16_000_000_000}
+    assert mine["memory"] == {
+        "process_bytes": 7e8,
+        "peak_bytes": 9e8,
+        "machine_bytes": 16_000_000_000,
+    }
     assert mine["sensors"]["joules"] == pytest.approx(1440)
     assert mine["sensors"]["watts"] == pytest.approx(18, rel=0.1)
     assert [row["best"] for row in mine["evaluations"]] == [True, True, True, False]
@@ -267,7 +303,10 @@ def test_json_is_one_object_with_everything(here: Path) -> None:
 def with_value(values: Any, value: float) -> Any:
     """The same events with this value in place of each measured number."""
     if isinstance(values, dict):
-        return {name: part if name == "time" else with_value(part, value) for name, part in values.items()}
+        return {
+            name: part if name == "time" else with_value(part, value)
+            for name, part in values.items()
+        }
     if isinstance(values, list):
         return [with_value(part, value) for part in values]
     return value if isinstance(values, float) else values
@@ -288,7 +327,9 @@ def test_json_of_a_run_that_broke_down_has_no_nan_and_no_infinity(
     assert json.loads(done.stdout, parse_constant=refuse)
 
 
-@pytest.mark.parametrize("arguments", [["watch"], ["watch", "nothing", "--once"], ["watch", "nothing", "--json"]])
+@pytest.mark.parametrize(
+    "arguments", [["watch"], ["watch", "nothing", "--once"], ["watch", "nothing", "--json"]]
+)
 def test_what_is_not_there_is_an_error_of_two_lines(here: Path, arguments: list[str]) -> None:
     refused = lapclip(*arguments, *(["--once"] if arguments == ["watch"] else []))
     assert refused.returncode == 2
@@ -312,7 +353,9 @@ def test_watching_loads_neither_torch_nor_numpy(here: Path, arguments: list[str]
 def test_a_reader_that_goes_away_ends_the_watch_quietly(here: Path) -> None:
     run = write(here, "mine", trained(20))
     with filelock.FileLock(run / "lock"):
-        process = subprocess.Popen(command("watch"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command("watch"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         assert process.stdout is not None
         assert process.stderr is not None
         assert "mine" in process.stdout.readline()
@@ -324,7 +367,9 @@ def test_a_reader_that_goes_away_ends_the_watch_quietly(here: Path) -> None:
 
 def test_a_real_training_is_followed_from_before_it_begins_to_its_end(here: Path) -> None:
     """In a pipe: the watch waits for the run, tells of each evaluation, and ends with it."""
-    watch = subprocess.Popen(command("watch", "mine"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    watch = subprocess.Popen(
+        command("watch", "mine"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     try:
         assert watch.stdout is not None
         assert "mine  waiting" in watch.stdout.readline()
@@ -335,12 +380,18 @@ def test_a_real_training_is_followed_from_before_it_begins_to_its_end(here: Path
         watch.kill()
         watch.wait()
     assert watch.returncode == 0, rest
-    evaluations = [line for line in rest.splitlines() if "text to image R@1" in line and "epoch" in line]
+    evaluations = [
+        line for line in rest.splitlines() if "text to image R@1" in line and "epoch" in line
+    ]
     recorded = [
-        line for line in (here / "runs/mine/events.jsonl").read_text().splitlines() if '"evaluation","time' in line
+        line
+        for line in (here / "runs/mine/events.jsonl").read_text().splitlines()
+        if '"evaluation","time' in line
     ]
     assert len(recorded) > 3
-    assert len(recorded) - 1 <= len(evaluations) <= len(recorded)  # the first drawing may show one already
+    assert (
+        len(recorded) - 1 <= len(evaluations) <= len(recorded)
+    )  # the first drawing may show one already
     assert "mine: step 40" in rest
     assert "mine: finished  Next:" in rest
     assert "finished" in lapclip("watch", "--once").stdout

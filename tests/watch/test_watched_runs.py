@@ -65,7 +65,9 @@ def test_without_names_the_running_runs_are_watched_and_new_ones_appear(here: Pa
         write(here, "another", trained(5))
         watching.refresh()
         assert "another" in [run.name for run in watching.runs]
-        assert watching.runs[watching.focus].name == "busy"  # what someone looks at stays where it is
+        assert (
+            watching.runs[watching.focus].name == "busy"
+        )  # what someone looks at stays where it is
 
 
 def test_without_names_and_nothing_running_the_newest_is_watched(here: Path) -> None:
@@ -99,7 +101,9 @@ def test_the_focus_goes_round(here: Path) -> None:
     assert seen == ["b", "c", "a", "c"]
 
 
-def test_the_state_of_a_long_run_is_told_without_reading_it_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_of_a_long_run_is_told_without_reading_it_again(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = write(here, "mine", finished())
     watched = FollowedRun(Run(run))
     watched.refresh()

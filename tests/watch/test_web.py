@@ -53,7 +53,10 @@ def test_page_loads_everything_it_names_from_here(served: Served) -> None:
     assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     named = re.findall(r'(?:src|href)="([^"#]+)"', answer.read().decode())
     assert {"/page.css", "/page.js", "/theme.js"} <= set(named)
-    scripts = {f"/{path.name}" for path in (Path(serve.__code__.co_filename).parent / "static").glob("*.js")}
+    scripts = {
+        f"/{path.name}"
+        for path in (Path(serve.__code__.co_filename).parent / "static").glob("*.js")
+    }
     for path in {*named, *scripts, "/plotly.js"}:
         assert path.startswith("/")
         found = served.ask(path)
@@ -74,7 +77,9 @@ def test_runs_are_listed_with_their_standing(served: Served) -> None:
     make_run("done", [*learning_run(20), ended(20)])
     make_run("killed", learning_run(30)[:-1])
     working = make_run("working", [started(50), step(1), step(2)])
-    paused = make_run("paused", [started(50), step(1), {"type": "paused", "step": 1, "reason": "on battery"}])
+    paused = make_run(
+        "paused", [started(50), step(1), {"type": "paused", "step": 1, "reason": "on battery"}]
+    )
     with working.lock(), paused.lock(), server() as fresh:
         rows = {row["name"]: row for row in fresh.json("/runs")}
     assert list(rows) == ["done", "killed", "working", "paused"]
@@ -83,7 +88,9 @@ def test_runs_are_listed_with_their_standing(served: Served) -> None:
     assert {name: (row["status"], row["working"]) for name, row in rows.items()} == {
         "done": ("Finished", False), "killed": ("Died", False), "working": ("Running", True),
         "paused": ("Paused", True)}  # fmt: skip
-    assert {name: row["paused"] for name, row in rows.items() if row["paused"]} == {"paused": "on battery"}
+    assert {name: row["paused"] for name, row in rows.items() if row["paused"]} == {
+        "paused": "on battery"
+    }
     done = rows["done"]
     assert (done["step"], done["steps"], done["best"], done["started"]) == (20, 20, 0.2, BEGAN)
 
@@ -103,7 +110,12 @@ def test_figures_hold_what_the_charts_need(here: Path) -> None:
         assert len(run["curves"]["loss_smoothed"]["y"]) == 60
         assert [each["t2i_r1"] for each in run["evaluations"]] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
         assert run["gradients"]["parts"] == ["image.embedding", "image.0", "text.0", "temperature"]
-        assert run["gradients"]["names"] == ["image embedding", "image block 1", "text block 1", "temperature"]
+        assert run["gradients"]["names"] == [
+            "image embedding",
+            "image block 1",
+            "text block 1",
+            "temperature",
+        ]
         assert run["stopped"] is None
         assert run["phases"] == {"load": 0.01, "forward": 0.05, "backward": 0.1}
         assert run["memory"]["now"]["y"] == [600_000_000] * 6
@@ -128,7 +140,9 @@ def test_machines_are_told_where_several_train(here: Path) -> None:
 
 
 def test_long_run_is_thinned_for_the_charts(here: Path) -> None:
-    make_run("long", [started(20_000), *(step(number) for number in range(1, 20_001)), ended(20_000)])
+    make_run(
+        "long", [started(20_000), *(step(number) for number in range(1, 20_001)), ended(20_000)]
+    )
     with server() as served:
         run = served.json("/runs/long")
     assert run["step"] == 20_000
@@ -137,7 +151,13 @@ def test_long_run_is_thinned_for_the_charts(here: Path) -> None:
 
 
 def test_figures_that_are_no_numbers_become_gaps(here: Path) -> None:
-    events = [started(), step(1), step(2, loss=math.nan, grad_norm=math.inf), step(3), ended(3, "failed", error="NaN")]
+    events = [
+        started(),
+        step(1),
+        step(2, loss=math.nan, grad_norm=math.inf),
+        step(3),
+        ended(3, "failed", error="NaN"),
+    ]
     make_run("bad", events)
     with server() as served:
         assert served.json("/runs/bad")["curves"]["loss"]["x"] == [1, 3]
@@ -158,7 +178,8 @@ def test_learning_is_judged_by_held_out_pairs_then_by_the_loss(here: Path) -> No
     make_run("killed", levelled)
     with make_run("levelled", levelled).lock(), server() as served:
         answers = {
-            row["name"]: served.json(f"/runs/{row['name']}")["learning"]["answer"] for row in served.json("/runs")
+            row["name"]: served.json(f"/runs/{row['name']}")["learning"]["answer"]
+            for row in served.json("/runs")
         }
     assert answers == {
         "begun": "Too early to say", "falling": "Yes, so far", "level": "Not yet", "guessing": "Not yet",
@@ -179,8 +200,14 @@ def test_who_stopped_a_run_is_said_in_words(here: Path) -> None:
     for name, reason in (("typed", "SIGINT"), ("asked", "lapclip stop"), ("other", "because")):
         make_run(name, [started(9), step(1), ended(1, "stopped", reason=reason)])
     with server() as served:
-        said = {name: served.json(f"/runs/{name}")["stopped"] for name in ("typed", "asked", "other")}
-    assert said == {"typed": "Stopped by Ctrl-C", "asked": "Stopped by lapclip stop", "other": "Stopped: because"}
+        said = {
+            name: served.json(f"/runs/{name}")["stopped"] for name in ("typed", "asked", "other")
+        }
+    assert said == {
+        "typed": "Stopped by Ctrl-C",
+        "asked": "Stopped by lapclip stop",
+        "other": "Stopped: because",
+    }
 
 
 def test_stream_of_a_dead_run_ends_too(here: Path) -> None:
@@ -212,7 +239,12 @@ def test_stream_waits_for_a_run_that_is_about_to_begin(here: Path) -> None:
         waiting = pool.submit(lambda: list(served.messages("/runs/w/events")))
         served.json("/runs")
         make_run("w", [started(2), step(1), ended(1)])
-        assert [value.get("type") for _, value in waiting.result(60)] == ["started", "step", "finished", None]
+        assert [value.get("type") for _, value in waiting.result(60)] == [
+            "started",
+            "step",
+            "finished",
+            None,
+        ]
 
 
 def test_stream_goes_on_where_the_figures_ended(here: Path) -> None:
@@ -225,7 +257,10 @@ def test_stream_goes_on_where_the_figures_ended(here: Path) -> None:
         # What this server does not know is told from the beginning.
         for unknown in ("0-7", "nonsense", "-", "0-99999999999999999999"):
             kinds = itertools.islice(served.messages("/runs/mine/events", Last_Event_ID=unknown), 2)
-            assert [(kind, value.get("type")) for kind, value in kinds] == [("restart", None), ("message", "started")]
+            assert [(kind, value.get("type")) for kind, value in kinds] == [
+                ("restart", None),
+                ("message", "started"),
+            ]
 
 
 def test_fast_run_does_not_flood_a_tab(here: Path) -> None:
@@ -233,12 +268,17 @@ def test_fast_run_does_not_flood_a_tab(here: Path) -> None:
     with run.lock(), server() as served:
         stream = served.messages("/runs/fast/events")
         next(stream)
-        append(run, [*(step(number) for number in range(1, 3001)), evaluation(3000, 0.5), ended(3000)])
+        append(
+            run, [*(step(number) for number in range(1, 3001)), evaluation(3000, 0.5), ended(3000)]
+        )
         sent = [value for kind, value in stream if kind == "message"]
     steps = [event["step"] for event in sent if event["type"] == "step"]
     assert 10 <= len(steps) <= 200
     assert steps[-1] == 3000
-    assert [event["type"] for event in sent if event["type"] != "step"] == ["evaluation", "finished"]
+    assert [event["type"] for event in sent if event["type"] != "step"] == [
+        "evaluation",
+        "finished",
+    ]
 
 
 def test_run_that_is_replaced_is_told_anew(here: Path) -> None:
@@ -249,7 +289,13 @@ def test_run_that_is_replaced_is_told_anew(here: Path) -> None:
         run.events.unlink()
         append(run, [started(77), step(1), ended(1)])
         told = [(kind, value.get("steps")) for kind, value in stream]
-        assert told == [("restart", None), ("message", 77), ("message", None), ("message", None), ("end", None)]
+        assert told == [
+            ("restart", None),
+            ("message", 77),
+            ("message", None),
+            ("message", None),
+            ("end", None),
+        ]
         assert served.json("/runs/mine")["steps"] == 77
 
 
@@ -267,7 +313,11 @@ def test_run_that_is_deleted_ends_its_stream_and_leaves_the_list(here: Path) -> 
 
 
 def test_clock_that_jumps_breaks_nothing(here: Path) -> None:
-    events = [started(9), *(step(n, time=BEGAN + (n if n % 2 else -1e6 * n)) for n in range(1, 9)), step(9, time=None)]
+    events = [
+        started(9),
+        *(step(n, time=BEGAN + (n if n % 2 else -1e6 * n)) for n in range(1, 9)),
+        step(9, time=None),
+    ]
     make_run("clock", events)
     with server() as served:
         run = served.json("/runs/clock")
@@ -285,12 +335,19 @@ def test_lines_of_another_shape_break_nothing(here: Path) -> None:
     append(run, [step(2), ended(2, "failed", error="No space left on device")])
     with server() as served:
         found = served.json("/runs/odd")
-        assert (found["state"], found["step"], found["ending"]["error"]) == ("failed", 2, "No space left on device")
+        assert (found["state"], found["step"], found["ending"]["error"]) == (
+            "failed",
+            2,
+            "No space left on device",
+        )
         assert found["looked"][0]["answers"][0]["top"] == []
 
 
 def test_many_tabs_are_served_by_one_reading_in_little_memory(here: Path) -> None:
-    run = make_run("long", [started(9000), *(step(number) for number in range(1, 5001)), *learning_run(60)[-1:]])
+    run = make_run(
+        "long",
+        [started(9000), *(step(number) for number in range(1, 5001)), *learning_run(60)[-1:]],
+    )
     with run.lock(), server() as served, ThreadPoolExecutor(20) as pool:
         position = served.json("/runs/long")["position"]
         streams = [served.messages(f"/runs/long/events?after={position}") for _ in range(20)]
@@ -303,7 +360,9 @@ def test_many_tabs_are_served_by_one_reading_in_little_memory(here: Path) -> Non
     assert resident < 60e6, f"{resident / 1e6:.0f} MB"
 
 
-def test_the_longer_reading_takes_the_rarer_it_is(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longer_reading_takes_the_rarer_it_is(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = Feed(make_run("mine", [started(10), step(1)]))
     read = Feed._read
     monkeypatch.setattr(Feed, "_read", lambda self: (time.sleep(0.02), read(self))[1])
@@ -316,7 +375,9 @@ def test_watching_does_not_load_torch_or_plotly() -> None:
         "import sys; import lapclip.watch.web\n"
         "print([name for name in ('torch', 'plotly', 'numpy', 'PIL') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -330,7 +391,9 @@ def test_images_are_sent_as_images(here: Path, served: Served) -> None:
 def test_port_in_use_is_said_in_a_line_or_passed_over(here: Path) -> None:
     with server(port=None) as first, server(port=None) as second:
         assert second.port > first.port
-        with pytest.raises(LapclipError, match=rf"Port {first.port} is in use.\nTry: .* --port {first.port + 1}"):
+        with pytest.raises(
+            LapclipError, match=rf"Port {first.port} is in use.\nTry: .* --port {first.port + 1}"
+        ):
             serve([], "127.0.0.1", first.port)
     with pytest.raises(LapclipError, match="Cannot listen at nowhere"):
         serve([], "nowhere.invalid", 0)
@@ -355,7 +418,9 @@ def test_ends_by_ctrl_c_with_tabs_open_and_says_nothing_more(here: Path) -> None
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process")
 def test_json_is_one_line_with_the_address_and_its_token(here: Path) -> None:
     arguments = command("watch", "--web", "--port", "0", "--json")
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout
         said = json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)

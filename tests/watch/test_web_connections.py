@@ -101,7 +101,9 @@ def answering(content: bytes, connections_at_most: int = 3) -> Iterator[tuple[in
     class Limited(security.Connection):
         most = connections_at_most
 
-    config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none", http=Limited, loop="asyncio")
+    config = uvicorn.Config(
+        app, port=0, log_level="error", lifespan="off", ws="none", http=Limited, loop="asyncio"
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -132,7 +134,9 @@ def wait_until(condition: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.parametrize("ending", [b"close", b"keep-alive"])
-def test_answers_that_nobody_reads_are_let_go(monkeypatch: pytest.MonkeyPatch, ending: bytes) -> None:
+def test_answers_that_nobody_reads_are_let_go(
+    monkeypatch: pytest.MonkeyPatch, ending: bytes
+) -> None:
     monkeypatch.setattr(security, "SECONDS_TO_READ", 0.3)
     with answering(b"x" * 20_000_000) as (port, server), ExitStack() as stack:
         asking(port, ending, stack)
@@ -160,7 +164,10 @@ def test_unread_answers_make_room_for_others() -> None:
 
 def test_answers_that_wait_to_be_read_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "MOST_UNREAD", 45_000_000)
-    with answering(b"x" * 20_000_000, connections_at_most=100) as (port, server), ExitStack() as stack:
+    with (
+        answering(b"x" * 20_000_000, connections_at_most=100) as (port, server),
+        ExitStack() as stack,
+    ):
         readers = []
         for number in range(8):
             readers.append(asking(port, b"keep-alive", stack))

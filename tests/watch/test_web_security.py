@@ -52,7 +52,16 @@ def served(here: Path) -> Iterator[Served]:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil", "", "[", "192.168.1.7"]
+    "host",
+    [
+        "evil.example",
+        "evil.example:{port}",
+        "127.0.0.1.evil.example",
+        "localhost.evil",
+        "",
+        "[",
+        "192.168.1.7",
+    ],
 )
 def test_other_names_of_this_machine_are_refused(served: Served, host: str) -> None:
     for path in ("/", "/runs", "/plotly.js", "/nothing"):
@@ -72,12 +81,20 @@ def test_own_names_are_known_whatever_the_port(served: Served, host: str) -> Non
 def test_other_origins_and_embedding_sites_are_refused(served: Served) -> None:
     own = f"127.0.0.1:{served.port}"
     assert served.ask("/runs", Origin=f"http://{own}").status == 200
-    for origin in ("http://evil.example", "null", "http://127.0.0.1:1", f"http://localhost:{served.port}", "http://["):
+    for origin in (
+        "http://evil.example",
+        "null",
+        "http://127.0.0.1:1",
+        f"http://localhost:{served.port}",
+        "http://[",
+    ):
         assert served.ask("/runs", Origin=origin).status == 403, origin
     for site in ("cross-site", "same-site"):
         assert served.ask("/runs", Sec_Fetch_Site=site, Sec_Fetch_Mode="no-cors").status == 403
         assert served.ask("/runs", Sec_Fetch_Site=site, Sec_Fetch_Mode="navigate").status == 403
-        assert served.ask("/", Sec_Fetch_Site=site, Sec_Fetch_Mode="navigate").status == 200  # a link was followed
+        assert (
+            served.ask("/", Sec_Fetch_Site=site, Sec_Fetch_Mode="navigate").status == 200
+        )  # a link was followed
     assert served.ask("/runs", Sec_Fetch_Site="same-origin").status == 200
 
 
@@ -132,7 +149,15 @@ def test_a_token_is_needed_on_this_machine_and_beyond(here: Path, host: str) -> 
     make_run("mine", [*learning_run(20), looked(20, 1), ended(20)])
     with server(host=host) as served:
         assert len(served.token) >= 32
-        for path in ("/", "/runs", "/runs/mine/events", "/plotly.js", "/?token=", "/?token=wrong", "/?token=%C3%A4"):
+        for path in (
+            "/",
+            "/runs",
+            "/runs/mine/events",
+            "/plotly.js",
+            "/?token=",
+            "/?token=wrong",
+            "/?token=%C3%A4",
+        ):
             refused = served.ask(path, Cookie="")
             assert refused.status == 401, path
             assert "set-cookie" not in refused.headers
@@ -180,6 +205,14 @@ def test_malformed_requests_are_refused_and_nothing_breaks(served: Served) -> No
         ("If-None-Match", '"' * 999),
         ("Last-Event-ID", "-" * 999),
     ):
-        assert served.ask("/page.js", None, **{name: value}).status in (200, 400, 401, 403), (name, value)
-    for path in ("/runs/mine/pictures/" + "9" * 5000 + ".png", "/" + "a" * 20_000, "/%ff%fe", "/runs/%ed%a0%80/events"):
+        assert served.ask("/page.js", None, **{name: value}).status in (200, 400, 401, 403), (
+            name,
+            value,
+        )
+    for path in (
+        "/runs/mine/pictures/" + "9" * 5000 + ".png",
+        "/" + "a" * 20_000,
+        "/%ff%fe",
+        "/runs/%ed%a0%80/events",
+    ):
         assert served.ask(path).status in (404, 414), path[:40]

@@ -54,7 +54,9 @@ class Server:
         count, length = self.parameters, len(self.file)
         there = f"{self.address}/clip/{self.digest}/small.pt"
         return {
-            "small-hub": PublishedModel("small-hub", "someone/small", count, 4 * count, "here", 1.0, "MIT", "here"),
+            "small-hub": PublishedModel(
+                "small-hub", "someone/small", count, 4 * count, "here", 1.0, "MIT", "here"
+            ),
             "small-file": PublishedModel(
                 "small-file", there, count, length, "here", 1.0, "MIT", "here", (0.5, 0.6, 0.7) * 2
             ),
@@ -73,7 +75,11 @@ def handler(server: Server) -> type[http.server.BaseHTTPRequestHandler]:
             server.asked.append(f"{self.command} {self.path} {span}".strip())
             path = self.path.partition("?")[0]
             if path == "/api/models/someone/small":
-                self._answer(json.dumps({"id": "someone/small", "sha": COMMIT, "siblings": self._siblings()}).encode())
+                self._answer(
+                    json.dumps(
+                        {"id": "someone/small", "sha": COMMIT, "siblings": self._siblings()}
+                    ).encode()
+                )
             elif path.startswith(("/someone/small/resolve/", "/elsewhere/")):
                 content = (server.folder / path.rpartition("/")[2]).read_bytes()
                 if path.endswith(WEIGHTS):
@@ -93,7 +99,11 @@ def handler(server: Server) -> type[http.server.BaseHTTPRequestHandler]:
                     blob = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
                     about |= {"size": len(content), "blobId": blob}
                     if path.name == WEIGHTS:
-                        stored = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 1}
+                        stored = {
+                            "sha256": hashlib.sha256(content).hexdigest(),
+                            "size": len(content),
+                            "pointerSize": 1,
+                        }
                         about |= {"lfs": {**stored, **server.listing}}
                 found.append(about)
             return found
@@ -109,11 +119,17 @@ def handler(server: Server) -> type[http.server.BaseHTTPRequestHandler]:
             elif server.page:
                 self._answer(b"<html>log in first</html>", kind="text/html; charset=utf-8")
             else:
-                self._answer(body, cut=server.cut.pop(0) if server.cut and self.command == "GET" else None)
+                self._answer(
+                    body, cut=server.cut.pop(0) if server.cut and self.command == "GET" else None
+                )
 
-        def _answer(self, body: bytes, kind: str = "application/octet-stream", cut: int | None = None) -> None:
+        def _answer(
+            self, body: bytes, kind: str = "application/octet-stream", cut: int | None = None
+        ) -> None:
             start = 0
-            if server.ranges and (found := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))):
+            if server.ranges and (
+                found := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+            ):
                 start = int(found[1])
             self.send_response(206 if start else 200)
             if start:
@@ -150,7 +166,9 @@ def handler(server: Server) -> type[http.server.BaseHTTPRequestHandler]:
 def served(server: Server) -> Iterator[Server]:
     """The server at work, at an address of this computer."""
     http_server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler(server))
-    threading.Thread(target=http_server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    threading.Thread(
+        target=http_server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    ).start()
     server.address = f"http://127.0.0.1:{http_server.server_port}"
     yield server
     http_server.shutdown()

@@ -19,7 +19,22 @@ from lapclip.weights.read_model import read_model
 
 from .made import embedder, save_huggingface, save_openclip, save_own
 
-WRONG = (-1, 0, "64", "", None, [], {}, [1, "a", 2], True, 1.5, float("nan"), 10**12, 10**400, "os:system")
+WRONG = (
+    -1,
+    0,
+    "64",
+    "",
+    None,
+    [],
+    {},
+    [1, "a", 2],
+    True,
+    1.5,
+    float("nan"),
+    10**12,
+    10**400,
+    "os:system",
+)
 """Values for each field; some of them are right for some fields."""
 
 

@@ -43,11 +43,16 @@ def hub(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
             asked.append(f"{self.command} {self.path}")
             if self.path.startswith("/api/models/someone/small/tree/"):
                 sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-                tree = [{"type": "file", "path": name, "size": size, "oid": name} for name, size in sizes.items()]
+                tree = [
+                    {"type": "file", "path": name, "size": size, "oid": name}
+                    for name, size in sizes.items()
+                ]
                 self._answer(json.dumps(tree).encode())
             elif self.path.startswith("/api/models/someone/small"):
                 files = [{"rfilename": path.name} for path in folder.iterdir()]
-                self._answer(json.dumps({"id": "someone/small", "sha": COMMIT, "siblings": files}).encode())
+                self._answer(
+                    json.dumps({"id": "someone/small", "sha": COMMIT, "siblings": files}).encode()
+                )
             elif self.path.startswith("/someone/small/resolve/"):
                 self._answer((folder / self.path.rpartition("/")[2]).read_bytes())
             else:
@@ -74,10 +79,14 @@ def hub(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
     server.shutdown()
 
 
-def ask(program: str, name: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def ask(
+    program: str, name: str, home: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """In a process of its own, because the address of the hub is read once."""
     known = {
-        key: value for key, value in os.environ.items() if not key.startswith("HF_") and "proxy" not in key.lower()
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("HF_") and "proxy" not in key.lower()
     }
     return subprocess.run(
         [sys.executable, "-c", program, name],
@@ -99,17 +108,25 @@ def test_a_name_is_downloaded_once_and_then_found_offline(
     assert offline.stdout.strip() == "vit-64x2-8", offline.stderr
 
 
-def test_a_name_that_the_hub_does_not_have_is_said_so(hub: tuple[str, list[str]], tmp_path: Path, here: Path) -> None:
+def test_a_name_that_the_hub_does_not_have_is_said_so(
+    hub: tuple[str, list[str]], tmp_path: Path, here: Path
+) -> None:
     done = ask(EVAL, "hf:someone/else", tmp_path / "home", HF_ENDPOINT=hub[0])
     assert done.returncode == 2
-    assert "no file or folder someone/else, and no model of that name on the Hugging Face hub" in done.stderr
+    assert (
+        "no file or folder someone/else, and no model of that name on the Hugging Face hub"
+        in done.stderr
+    )
     assert "Traceback" not in done.stderr
 
 
 def test_a_name_while_offline_is_said_so(tmp_path: Path, here: Path) -> None:
     done = ask(EVAL, "hf:someone/small", tmp_path / "home", HF_HUB_OFFLINE="1")
     assert done.returncode == 2
-    assert "There is no file or folder someone/small, and the Hugging Face hub cannot be reached" in done.stderr
+    assert (
+        "There is no file or folder someone/small, and the Hugging Face hub cannot be reached"
+        in done.stderr
+    )
     assert len(done.stderr.strip().splitlines()) <= 3
 
 
@@ -130,7 +147,9 @@ def test_a_name_that_may_be_a_mistyped_path_is_not_downloaded_unasked(
 
 
 @pytest.mark.parametrize("answer", ["y", "n", ""])
-def test_at_a_terminal_it_is_asked_for(answer: str, monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+def test_at_a_terminal_it_is_asked_for(
+    answer: str, monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

@@ -30,7 +30,14 @@ from lapclip.model.split_network import Blocks, find_blocks
 from lapclip.training.checkpoint import save_model
 from lapclip.training.initial_weights import find_initial_weights
 from lapclip.weights import pretrained_networks
-from lapclip.weights.pretrained_networks import TRUSTED, _architecture, build_network, open_image, open_text, trust
+from lapclip.weights.pretrained_networks import (
+    TRUSTED,
+    _architecture,
+    build_network,
+    open_image,
+    open_text,
+    trust,
+)
 
 from ..networks import TinyImage, tiny_text, write_tokenizer
 
@@ -56,28 +63,40 @@ def both(text_folder: Path, **changes: str) -> tuple[CLIP, Embedder]:
         text_from="x",
         **changes,
     )
-    model = CLIP(shape, seed=3, networks={"image": (image.backbone, image.spec), "text": (text.backbone, text.spec)})
+    model = CLIP(
+        shape,
+        seed=3,
+        networks={"image": (image.backbone, image.spec), "text": (text.backbone, text.spec)},
+    )
     assert text.tokenizer is not None
     return model, Embedder(model, text.tokenizer, Cpu())
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("taps", ["", "0 2 4"])
-def test_an_image_network_in_two_parts_gives_what_it_gives_whole(text_folder: Path, taps: str) -> None:
+def test_an_image_network_in_two_parts_gives_what_it_gives_whole(
+    text_folder: Path, taps: str
+) -> None:
     model, _ = both(text_folder, image_taps=taps)
     pixels = torch.randn(3, 3, 32, 32)
     whole = model.encode_image(pixels)
     assert model.image.depth == 4
     blocks = [block for block in range(5) if block == 4 or not taps or block == 0]
     for block in blocks:
-        assert torch.equal(model.finish_image(model.image.begin(pixels, block), block), whole), block
+        assert torch.equal(model.finish_image(model.image.begin(pixels, block), block), whole), (
+            block
+        )
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("taps", ["", "0 1 3"])
-def test_a_text_network_in_two_parts_gives_what_it_gives_whole(text_folder: Path, taps: str) -> None:
+def test_a_text_network_in_two_parts_gives_what_it_gives_whole(
+    text_folder: Path, taps: str
+) -> None:
     model, embedder = both(text_folder, text_taps=taps)
-    tokens = torch.from_numpy(embedder.tokenizer.batch(["a red cat", "the small dog on the left at night"], 40))
+    tokens = torch.from_numpy(
+        embedder.tokenizer.batch(["a red cat", "the small dog on the left at night"], 40)
+    )
     whole = model.encode_text(tokens)
     for block in [0, 1, 2, 3] if not taps else [0, 1, 3]:
         halves = model.finish_text(model.text.begin(tokens, block), tokens, block)
@@ -89,7 +108,9 @@ def test_padding_changes_nothing(text_folder: Path) -> None:
     model, _ = both(text_folder)
     tokens = torch.tensor([[2, 5, 6, 3]])
     padded = torch.tensor([[2, 5, 6, 3, 0, 0, 0, 0]])
-    torch.testing.assert_close(model.encode_text(tokens), model.encode_text(padded), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        model.encode_text(tokens), model.encode_text(padded), rtol=0, atol=1e-6
+    )
 
 
 def test_kept_features_enter_before_any_block_that_is_tapped(text_folder: Path) -> None:
@@ -125,10 +146,14 @@ def test_statistics_and_dropout_stay_as_in_evaluation(text_folder: Path) -> None
     pixels = torch.randn(4, 3, 32, 32)
     first = model.train().encode_image(pixels)
     assert torch.equal(first[:2], model.encode_image(pixels)[:2])
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.image.state_dict().items())
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in model.image.state_dict().items()
+    )
 
 
-def test_a_model_on_foreign_towers_is_saved_and_loaded_without_their_origin(text_folder: Path, tmp_path: Path) -> None:
+def test_a_model_on_foreign_towers_is_saved_and_loaded_without_their_origin(
+    text_folder: Path, tmp_path: Path
+) -> None:
     _, embedder = both(text_folder, image_taps="2", text_taps="1")
     (tmp_path / "saved").mkdir()
     save_model(embedder, tmp_path / "saved")
@@ -139,7 +164,9 @@ def test_a_model_on_foreign_towers_is_saved_and_loaded_without_their_origin(text
     assert np.array_equal(loaded.encode_text(captions), embedder.encode_text(captions))
 
 
-def test_a_model_cannot_make_us_call_code_that_nobody_here_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_cannot_make_us_call_code_that_nobody_here_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("LAPCLIP_TRUST", raising=False)
     spec = TowerSpec(kind="factory", name="tests.networks:TinyImage")
     assert not TRUSTED.read(spec.name)
@@ -149,10 +176,14 @@ def test_a_model_cannot_make_us_call_code_that_nobody_here_named(monkeypatch: py
     assert isinstance(build_network(spec), TinyImage)
 
 
-def test_trust_in_a_factory_does_not_reach_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trust_in_a_factory_does_not_reach_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for folder in ("known", "foreign"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "own_tower.py").write_text("def make():\n    raise RuntimeError('called')\n")
+        (tmp_path / folder / "own_tower.py").write_text(
+            "def make():\n    raise RuntimeError('called')\n"
+        )
     monkeypatch.delenv("LAPCLIP_TRUST", raising=False)
     monkeypatch.chdir(tmp_path / "known")
     trust("own_tower:make")
@@ -168,7 +199,9 @@ def test_a_recipe_file_cannot_make_us_call_code_that_nobody_here_named(
     """The same rule as for saved models; on the command line it is named by whoever types."""
     monkeypatch.delenv("LAPCLIP_TRUST", raising=False)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "planted.py").write_text("open('ran', 'w').close()\nfrom tests.networks import TinyImage as tower\n")
+    (tmp_path / "planted.py").write_text(
+        "open('ran', 'w').close()\nfrom tests.networks import TinyImage as tower\n"
+    )
     (tmp_path / "own.toml").write_text('[model]\nimage_from = "planted:tower"\n')
     for _ in range(2):
         layers = [read_recipe("own.toml"), parse_settings([])]
@@ -178,7 +211,10 @@ def test_a_recipe_file_cannot_make_us_call_code_that_nobody_here_named(
     assert not (tmp_path / "ran").exists()
     layers = [read_recipe("own.toml"), parse_settings(["model.image_from=planted:tower"])]
     assert find_initial_weights(build_config(layers, SHAPES), layers)[1] is not None
-    assert find_initial_weights(build_config(layers[:1], SHAPES), [layers[0], parse_settings([])])[1] is not None
+    assert (
+        find_initial_weights(build_config(layers[:1], SHAPES), [layers[0], parse_settings([])])[1]
+        is not None
+    )
 
 
 def test_a_saved_configuration_cannot_make_transformers_fetch_anything(text_folder: Path) -> None:
@@ -209,10 +245,15 @@ def test_a_saved_configuration_cannot_make_transformers_fetch_anything(text_fold
         build_network(TowerSpec(kind="huggingface", name="x", config={"model_type": "unheard-of"}))
 
 
-def test_code_beside_weights_is_not_run_whatever_someone_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_beside_weights_is_not_run_whatever_someone_types(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tiny_text(tmp_path / "bert")
     about = json.loads((folder / "config.json").read_text())
-    about |= {"model_type": "unheard-of", "auto_map": {"AutoConfig": "code.C", "AutoModel": "code.M"}}
+    about |= {
+        "model_type": "unheard-of",
+        "auto_map": {"AutoConfig": "code.C", "AutoModel": "code.M"},
+    }
     (folder / "config.json").write_text(json.dumps(about))
     (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     monkeypatch.setattr("builtins.input", lambda *_: "y")
@@ -223,13 +264,24 @@ def test_code_beside_weights_is_not_run_whatever_someone_types(tmp_path: Path, m
 
 @torch.no_grad()
 @pytest.mark.parametrize("place", ["preprocessor_config.json", "processor_config.json"])
-def test_a_hugging_face_image_network_comes_with_its_preprocessing(tmp_path: Path, place: str) -> None:
+def test_a_hugging_face_image_network_comes_with_its_preprocessing(
+    tmp_path: Path, place: str
+) -> None:
     from transformers import ViTConfig, ViTModel
 
     sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
-    ViTModel(ViTConfig(image_size=32, patch_size=8, intermediate_size=32, **sizes)).save_pretrained(tmp_path)
-    seen = {"size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3, "resample": 2}
-    (tmp_path / place).write_text(json.dumps({"image_processor": seen} if place.startswith("processor") else seen))
+    ViTModel(ViTConfig(image_size=32, patch_size=8, intermediate_size=32, **sizes)).save_pretrained(
+        tmp_path
+    )
+    seen = {
+        "size": {"height": 32, "width": 32},
+        "image_mean": [0.5] * 3,
+        "image_std": [0.25] * 3,
+        "resample": 2,
+    }
+    (tmp_path / place).write_text(
+        json.dumps({"image_processor": seen} if place.startswith("processor") else seen)
+    )
     opened = open_image(str(tmp_path))
     assert opened.facts == {
         "image_size": 32,
@@ -238,7 +290,9 @@ def test_a_hugging_face_image_network_comes_with_its_preprocessing(tmp_path: Pat
         "interpolation": "bilinear",
         "resize": "squash",
     }
-    tower = PretrainedImageTower((opened.backbone, opened.spec), replace(SHAPES["tiny"], **opened.facts))
+    tower = PretrainedImageTower(
+        (opened.backbone, opened.spec), replace(SHAPES["tiny"], **opened.facts)
+    )
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     whole = opened.backbone(pixel_values=pixels).last_hidden_state[:, 0]
     torch.testing.assert_close(tower.begin(pixels, tower.depth), whole)
@@ -265,7 +319,9 @@ def test_a_text_network_whose_padding_is_its_last_token(tmp_path: Path) -> None:
         ("runs/nowhere", "There is no folder runs/nowhere"),
     ],
 )
-def test_references_that_lead_nowhere_say_so(reference: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_references_that_lead_nowhere_say_so(
+    reference: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with suppress(ImportError):
         import huggingface_hub.constants
 
@@ -278,17 +334,23 @@ def test_references_that_lead_nowhere_say_so(reference: str, message: str, monke
 
 def test_a_tokenizer_with_more_tokens_than_the_weights_know_is_refused(tmp_path: Path) -> None:
     folder = tiny_text(tmp_path / "bert")
-    write_tokenizer(folder, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"word{at}" for at in range(50))])
+    write_tokenizer(
+        folder, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"word{at}" for at in range(50))]
+    )
     with pytest.raises(ConfigError, match=r"has 54 tokens, but its weights know 27"):
         open_text(str(folder))
 
 
-@pytest.mark.parametrize(("mode", "pooling"), [("cls_token", "first"), ("max_tokens", "max"), ("lasttoken", "last")])
+@pytest.mark.parametrize(
+    ("mode", "pooling"), [("cls_token", "first"), ("max_tokens", "max"), ("lasttoken", "last")]
+)
 def test_pooling_is_that_of_the_folder(tmp_path: Path, mode: str, pooling: str) -> None:
     folder = tiny_text(tmp_path / "bert")
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{mode}": True}))
-    (folder / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Normalize"}]))
+    (folder / "modules.json").write_text(
+        json.dumps([{"type": "sentence_transformers.models.Normalize"}])
+    )
     opened = open_text(str(folder))
     assert (opened.spec.pooling, opened.spec.unit_length) == (pooling, True)
 
@@ -296,12 +358,19 @@ def test_pooling_is_that_of_the_folder(tmp_path: Path, mode: str, pooling: str) 
 def test_captions_are_pooled_over_what_is_not_padding() -> None:
     tokens = torch.arange(12.0).view(1, 4, 3)
     mask = torch.tensor([[True, True, True, False]])
-    expected = {"first": tokens[:, 0], "last": tokens[:, 2], "max": tokens[:, 2], "mean": tokens[:, 1]}
+    expected = {
+        "first": tokens[:, 0],
+        "last": tokens[:, 2],
+        "max": tokens[:, 2],
+        "mean": tokens[:, 1],
+    }
     for pooling, value in expected.items():
         assert torch.equal(pooled_caption(tokens, mask, pooling), value), pooling
 
 
 def test_blocks_are_the_largest_list_of_one_kind() -> None:
-    network = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), nn.ReLU())
+    network = nn.Sequential(
+        nn.Linear(4, 4), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), nn.ReLU()
+    )
     assert find_blocks(network) == list(network.get_submodule("1").children())
     assert len(Blocks(nn.Linear(3, 3))) == 0

@@ -43,7 +43,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, int]:
 
 @pytest.fixture
 def server(
-    made: tuple[Path, bytes, int], tmp_path: Path, here: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+    made: tuple[Path, bytes, int],
+    tmp_path: Path,
+    here: Path,
+    empty_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Server]:
     """Two models by name, a cache of their own, no waiting between tries."""
     folder = tmp_path / "on-the-hub"
@@ -83,7 +87,9 @@ def test_every_model_of_the_table_is_whole_and_its_parameters_are_those_of_its_s
         assert all((model.bytes, model.bytes_source, model.licence, model.licence_source)), name
         assert model.page.startswith("https://"), name
         assert bool(model.pinned) == name.endswith("openai")
-        assert {"name", "parameters", "bytes", "licence", "in_cache", "recall", "from"} <= set(model.to_dict())
+        assert {"name", "parameters", "bytes", "licence", "in_cache", "recall", "from"} <= set(
+            model.to_dict()
+        )
 
 
 def counted(sizes: Sizes, vocabulary: int = 49_408, context: int = 77) -> int:
@@ -93,7 +99,9 @@ def counted(sizes: Sizes, vocabulary: int = 49_408, context: int = 77) -> int:
         return layers * (4 * width * width + 2 * width * hidden + hidden + 9 * width)
 
     patches, width = (sizes.image_size // sizes.patch) ** 2, sizes.image_width
-    image = (3 * sizes.patch**2 + patches + 6) * width + blocks(sizes.image_layers, width, sizes.image_hidden)
+    image = (3 * sizes.patch**2 + patches + 6) * width + blocks(
+        sizes.image_layers, width, sizes.image_hidden
+    )
     text = (vocabulary + context + 2) * sizes.text_width + blocks(
         sizes.text_layers, sizes.text_width, sizes.text_hidden
     )
@@ -102,10 +110,15 @@ def counted(sizes: Sizes, vocabulary: int = 49_408, context: int = 77) -> int:
 
 def test_the_list_says_what_is_here(server: Server) -> None:
     found = json.loads(run("models", "--json").stdout)["models"]
-    assert [(one["name"], one["in_cache"]) for one in found] == [("small-hub", False), ("small-file", False)]
+    assert [(one["name"], one["in_cache"]) for one in found] == [
+        ("small-hub", False),
+        ("small-file", False),
+    ]
     assert not server.asked
     done = run("models", "small-hub", "--yes", "--json")
-    assert [(one["name"], one["in_cache"]) for one in json.loads(done.stdout)["models"]] == [("small-hub", True)]
+    assert [(one["name"], one["in_cache"]) for one in json.loads(done.stdout)["models"]] == [
+        ("small-hub", True)
+    ]
     assert "small-hub" in run("models").stdout
     there = json.loads(run("clean", "models", "--yes", "--json").stdout)["removed"]
     assert [one["kind"] for one in there] == ["models"]
@@ -159,7 +172,9 @@ def test_a_broken_line_goes_on(name: str, server: Server, *, ranges: bool) -> No
     server.cut, server.status, server.ranges = [1_000_000, 70_000], [503], ranges
     assert run("models", name, "--yes").returncode == 0
     asked = [path.rpartition(" ")[2] for path in server.asked if "bytes=" in path]
-    assert asked[:2] == (["bytes=1000000-", "bytes=1070000-"] if ranges else ["bytes=1000000-", "bytes=70000-"])
+    assert asked[:2] == (
+        ["bytes=1000000-", "bytes=1070000-"] if ranges else ["bytes=1000000-", "bytes=70000-"]
+    )
     assert published_models.MODELS[name].in_cache
 
 
@@ -192,7 +207,9 @@ def test_a_part_of_another_version_is_never_gone_on_with(server: Server) -> None
     assert not list(model.folder.glob(".*"))
 
 
-def test_a_slow_line_is_waited_for_and_a_silent_one_is_not(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_line_is_waited_for_and_a_silent_one_is_not(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.delay = 0.02
     fetch(published_models.MODELS["small-file"], yes=True)
     monkeypatch.setattr(download, "SECONDS", 0.05)
@@ -209,7 +226,9 @@ def test_what_is_not_as_announced_is_not_kept(name: str, server: Server) -> None
     with pytest.raises(WeightsError, match="digest"):
         fetch(model, yes=True)
     assert not model.in_cache
-    assert not any(path.suffix in (".pt", ".safetensors", ".unfinished") for path in model.folder.iterdir())
+    assert not any(
+        path.suffix in (".pt", ".safetensors", ".unfinished") for path in model.folder.iterdir()
+    )
     server.file, server.listing = honest, {}
     assert fetch(model, yes=True)
 
@@ -281,7 +300,9 @@ def test_a_listing_from_elsewhere_is_refused_and_https_never_becomes_http() -> N
 
 
 @pytest.mark.parametrize("says_digests", [True, False])
-def test_what_changed_since_the_first_use_is_not_taken(server: Server, *, says_digests: bool) -> None:
+def test_what_changed_since_the_first_use_is_not_taken(
+    server: Server, *, says_digests: bool
+) -> None:
     server.says_digests = says_digests
     model = published_models.MODELS["small-hub"]
     fetch(model, yes=True)
@@ -310,9 +331,13 @@ def test_what_changed_in_the_cache_is_not_opened(name: str, server: Server) -> N
     assert fetch(model, yes=True) == fetch(model)
 
 
-def test_another_model_under_that_name_is_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_model_under_that_name_is_refused(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = published_models.MODELS["small-hub"]
-    other = replace(one, name="vit-b-32-other", parameters=MODELS["vit-b-32-laion2b"].parameters, bytes=None)
+    other = replace(
+        one, name="vit-b-32-other", parameters=MODELS["vit-b-32-laion2b"].parameters, bytes=None
+    )
     monkeypatch.setitem(published_models.MODELS, other.name, other)
     fetch(other, yes=True)
     with pytest.raises(WeightsError, match="151,277,313"):
@@ -347,9 +372,15 @@ def test_a_model_of_its_real_size_is_fetched_over_a_broken_line_and_read(
     """Every tensor has the size it has in the published file; only the numbers are others."""
     model = MODELS[name]
     with torch.device("meta"):
-        sizes = {ours: tensor.shape for ours, tensor in CLIP(SHAPES["vit-b-32"]).state_dict().items()}
-    tensors = openai.to_theirs({ours: torch.zeros(shape, dtype=torch.float16) for ours, shape in sizes.items()})
-    config = openclip.config_of(replace(SHAPES["vit-b-32"], activation="gelu"), tokenizer_here=False)
+        sizes = {
+            ours: tensor.shape for ours, tensor in CLIP(SHAPES["vit-b-32"]).state_dict().items()
+        }
+    tensors = openai.to_theirs(
+        {ours: torch.zeros(shape, dtype=torch.float16) for ours, shape in sizes.items()}
+    )
+    config = openclip.config_of(
+        replace(SHAPES["vit-b-32"], activation="gelu"), tokenizer_here=False
+    )
     (server.folder / "open_clip_config.json").write_text(json.dumps(config))
     save_file(tensors, server.folder / WEIGHTS)
     torch.save(tensors, path := server.folder / "ViT-B-32.pt")
@@ -357,7 +388,9 @@ def test_a_model_of_its_real_size_is_fetched_over_a_broken_line_and_read(
     path.unlink()
     there = f"{server.address}/clip/{server.digest}/ViT-B-32.pt"
     here = (
-        replace(model, origin=there, bytes=len(server.file)) if model.pinned else replace(model, origin="someone/small")
+        replace(model, origin=there, bytes=len(server.file))
+        if model.pinned
+        else replace(model, origin="someone/small")
     )
     monkeypatch.setitem(published_models.MODELS, name, here)
     server.cut = [200_000_000]
@@ -374,20 +407,44 @@ def test_commands_take_the_names(server: Server) -> None:
     for at, colour in enumerate(("red", "blue", "green")):
         Image.new("RGB", (40, 40), colour).save(photos / f"{at}.png")
         (photos / f"{at}.txt").write_text(f"a {colour} square")
-    found = json.loads(run("search", "photos", "a red square", "--model", "small-hub", "--yes", "--json").stdout)
+    found = json.loads(
+        run("search", "photos", "a red square", "--model", "small-hub", "--yes", "--json").stdout
+    )
     assert (found["model"], found["indexed"]) == ("small-hub", 3)
     assert f"{server.address}/someone/small" in found["said"][0]
-    again = json.loads(run("search", "photos", "a red square", "--json").stdout)  # the model that made the index
+    again = json.loads(
+        run("search", "photos", "a red square", "--json").stdout
+    )  # the model that made the index
     assert again["model"] == "small-hub"
     assert again["results"] == found["results"]
-    embedded = json.loads(run("embed", "photos", "--model", "small-hub", "--out", "a.npz", "--json").stdout)
+    embedded = json.loads(
+        run("embed", "photos", "--model", "small-hub", "--out", "a.npz", "--json").stdout
+    )
     assert embedded["rows"] == 3
-    scored = json.loads(run("eval", "small-file", "photos", "--split", "all", "--yes", "--json").stdout)
+    scored = json.loads(
+        run("eval", "small-file", "photos", "--split", "all", "--yes", "--json").stdout
+    )
     assert scored["evaluation"]["candidates"] == 3
     exported = run("export", "small-hub", "--to", "openclip", "--json")
     assert json.loads(exported.stdout)["out"] == "small-hub-openclip", exported.stderr
-    settings = ("data.train_pairs=32", "train.steps=1", "train.batch_size=8", "train.dtype=float32", "train.device=cpu")
-    trained = run("train", "--from", "small-hub", "--name", "on", "--json", "--recipe", "full", *set_flags(*settings))
+    settings = (
+        "data.train_pairs=32",
+        "train.steps=1",
+        "train.batch_size=8",
+        "train.dtype=float32",
+        "train.device=cpu",
+    )
+    trained = run(
+        "train",
+        "--from",
+        "small-hub",
+        "--name",
+        "on",
+        "--json",
+        "--recipe",
+        "full",
+        *set_flags(*settings),
+    )
     assert json.loads(trained.stdout)["state"] == "finished", trained.stderr
 
 

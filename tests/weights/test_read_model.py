@@ -45,7 +45,9 @@ def test_openclips_folder_gives_the_same_model(ours: Embedder, tmp_path: Path) -
     found = load_torch(folder)
     assert found.model.shape == ours.model.shape
     assert same(found, ours)
-    assert same(load_torch(folder / openclip.WEIGHTS[0]), ours)  # the file, with its configuration beside it
+    assert same(
+        load_torch(folder / openclip.WEIGHTS[0]), ours
+    )  # the file, with its configuration beside it
     os.remove(folder / openclip.WEIGHTS[0])
     torch.save(openai.to_theirs(ours.model.state_dict()), folder / "open_clip_pytorch_model.bin")
     assert same(load_torch(folder), ours)
@@ -55,12 +57,17 @@ def test_a_text_tower_that_is_a_module_of_its_own_is_read(ours: Embedder, tmp_pa
     folder = save_openclip(ours, tmp_path / "model")
     tensors = load_file(folder / openclip.WEIGHTS[0])
     outside = ("visual.", "logit_scale")
-    inside = {name if name.startswith(outside) else f"text.{name}": tensor for name, tensor in tensors.items()}
+    inside = {
+        name if name.startswith(outside) else f"text.{name}": tensor
+        for name, tensor in tensors.items()
+    }
     save_file(inside, folder / openclip.WEIGHTS[0])
     assert same(load_torch(folder), ours)
 
 
-def test_huggingfaces_folder_gives_the_same_model_in_one_file_and_in_shards(ours: Embedder, tmp_path: Path) -> None:
+def test_huggingfaces_folder_gives_the_same_model_in_one_file_and_in_shards(
+    ours: Embedder, tmp_path: Path
+) -> None:
     folder = save_huggingface(ours, tmp_path / "model")
     found = load_torch(folder)
     assert found.model.shape == ours.model.shape
@@ -92,7 +99,10 @@ AROUND = {
     "image.ln_post.weight": ("visual.ln_post.weight", "vision_model.post_layernorm.weight"),
     "image.class_embedding": ("visual.class_embedding", "vision_model.embeddings.class_embedding"),
     "text.ln_final.weight": ("ln_final.weight", "text_model.final_layer_norm.weight"),
-    "text.token_embedding.weight": ("token_embedding.weight", "text_model.embeddings.token_embedding.weight"),
+    "text.token_embedding.weight": (
+        "token_embedding.weight",
+        "text_model.embeddings.token_embedding.weight",
+    ),
 }
 TOWERS = {
     "image": ("visual.transformer.resblocks", "vision_model.encoder.layers"),
@@ -107,7 +117,10 @@ def test_every_module_has_the_name_that_the_others_give_it(ours: Embedder) -> No
         for at in range(2):
             for part, names in BLOCK.items():
                 for end in ("weight", "bias"):
-                    theirs = [f"{block}.{at}.{name}.{end}" for block, name in zip(blocks, names, strict=True)]
+                    theirs = [
+                        f"{block}.{at}.{name}.{end}"
+                        for block, name in zip(blocks, names, strict=True)
+                    ]
                     named[f"{tower}.transformer.blocks.{at}.{part}.{end}"] = (theirs[0], theirs[1])
     for which, written in enumerate((openai.to_theirs(tensors), huggingface.to_theirs(tensors))):
         for name, theirs in named.items():
@@ -115,17 +128,24 @@ def test_every_module_has_the_name_that_the_others_give_it(ours: Embedder) -> No
     for tower, (openais, theirs) in TOWERS.items():
         joined = tensors[f"{tower}.transformer.blocks.1.attention.qkv.weight"]
         assert torch.equal(openai.to_theirs(tensors)[f"{openais}.1.attn.in_proj_weight"], joined)
-        parts = [huggingface.to_theirs(tensors)[f"{theirs}.1.self_attn.{letter}_proj.weight"] for letter in "qkv"]
+        parts = [
+            huggingface.to_theirs(tensors)[f"{theirs}.1.self_attn.{letter}_proj.weight"]
+            for letter in "qkv"
+        ]
         assert torch.equal(torch.cat(parts), joined)
 
 
 def test_half_precision_becomes_float32(ours: Embedder, tmp_path: Path) -> None:
     folder = save_huggingface(ours, tmp_path / "model")
-    halves = {name: tensor.half() for name, tensor in load_file(folder / "model.safetensors").items()}
+    halves = {
+        name: tensor.half() for name, tensor in load_file(folder / "model.safetensors").items()
+    }
     save_file(halves, folder / "model.safetensors")
     tensors = read_model(folder).tensors
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
-    assert torch.equal(tensors["text.ln_final.bias"], ours.model.text.get_parameter("ln_final.bias").half().float())
+    assert torch.equal(
+        tensors["text.ln_final.bias"], ours.model.text.get_parameter("ln_final.bias").half().float()
+    )
 
 
 class Named(nn.Module):
@@ -150,7 +170,9 @@ class Named(nn.Module):
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_openais_archive_is_read_without_running_it(ours: Embedder, tmp_path: Path, half: bool) -> None:
+def test_openais_archive_is_read_without_running_it(
+    ours: Embedder, tmp_path: Path, half: bool
+) -> None:
     theirs = openai.to_theirs(ours.model.state_dict())
     scalars = {"input_resolution": 32, "context_length": 40, "vocab_size": 49_408}
     module = Named(theirs | {name: torch.tensor(value) for name, value in scalars.items()})
@@ -193,13 +215,20 @@ def test_a_learnt_bias_is_read_where_there_is_one(tmp_path: Path) -> None:
     folder = save_openclip(ours, tmp_path / "openclip")
     for said in (None, -10):  # the tensors decide, whatever the configuration says
         change_json(folder / openclip.CONFIG, "model_cfg", "init_logit_bias", value=said)
-        assert torch.equal(read_model(folder).tensors["logit_bias"], ours.model.state_dict()["logit_bias"])
+        assert torch.equal(
+            read_model(folder).tensors["logit_bias"], ours.model.state_dict()["logit_bias"]
+        )
         assert read_model(folder).shape.logit_bias
 
 
 def test_preprocessing_comes_with_the_model(ours: Embedder, tmp_path: Path) -> None:
     folder = save_openclip(ours, tmp_path / "openclip")
-    seen = {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.5, 0.5], "interpolation": "bilinear", "resize_mode": "squash"}
+    seen = {
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.25, 0.5, 0.5],
+        "interpolation": "bilinear",
+        "resize_mode": "squash",
+    }
     change_json(folder / openclip.CONFIG, "preprocess_cfg", value=seen)
     shape = read_model(folder).shape
     assert (shape.pixel_mean, shape.pixel_std) == ("0.5 0.5 0.5", "0.25 0.5 0.5")
@@ -214,9 +243,15 @@ def test_preprocessing_comes_with_the_model(ours: Embedder, tmp_path: Path) -> N
     (folder / "preprocessor_config.json").write_text(json.dumps(seen))
     shape = read_model(folder).shape
     assert shape.crop_share == 32 / 36
-    assert (shape.interpolation, shape.resize, shape.pixel_mean) == ("bilinear", "shortest", "0 0 0")
+    assert (shape.interpolation, shape.resize, shape.pixel_mean) == (
+        "bilinear",
+        "shortest",
+        "0 0 0",
+    )
     # As a CLIPProcessor of transformers 5 writes it, who reads it first.
-    (folder / "processor_config.json").write_text(json.dumps({"image_processor": {**seen, "image_mean": [1] * 3}}))
+    (folder / "processor_config.json").write_text(
+        json.dumps({"image_processor": {**seen, "image_mean": [1] * 3}})
+    )
     assert read_model(folder).shape.pixel_mean == "1 1 1"
     (folder / "processor_config.json").write_text(json.dumps({"processor_class": "CLIPProcessor"}))
     assert read_model(folder).shape.pixel_mean == "0 0 0"
@@ -226,7 +261,13 @@ def test_published_shapes_have_their_names() -> None:
     """As OpenCLIP writes them in its configurations."""
     cfg = {
         "embed_dim": 1280,
-        "vision_cfg": {"layers": 48, "width": 1664, "head_width": 104, "mlp_ratio": 4.9231, "patch_size": 14},
+        "vision_cfg": {
+            "layers": 48,
+            "width": 1664,
+            "head_width": 104,
+            "mlp_ratio": 4.9231,
+            "patch_size": 14,
+        },
         "text_cfg": {"width": 1280, "heads": 20, "layers": 32},
     }
     assert openclip.shape_of({"model_cfg": cfg}, "config").name == "ViT-bigG-14"
@@ -241,16 +282,32 @@ def test_published_shapes_have_their_names() -> None:
 @pytest.mark.parametrize(
     ("keys", "value", "message"),
     [
-        (("model_cfg", "vision_cfg", "timm_model_name"), "vit_medium_patch16_clip_224", "a tower from timm"),
-        (("model_cfg", "vision_cfg", "timm_model_name"), "vit_base_patch16_siglip_224", "vision_cfg.timm_pool = 'avg'"),
-        (("model_cfg", "text_cfg", "hf_model_name"), "roberta-base", "a text tower from Hugging Face"),
+        (
+            ("model_cfg", "vision_cfg", "timm_model_name"),
+            "vit_medium_patch16_clip_224",
+            "a tower from timm",
+        ),
+        (
+            ("model_cfg", "vision_cfg", "timm_model_name"),
+            "vit_base_patch16_siglip_224",
+            "vision_cfg.timm_pool = 'avg'",
+        ),
+        (
+            ("model_cfg", "text_cfg", "hf_model_name"),
+            "roberta-base",
+            "a text tower from Hugging Face",
+        ),
         (("model_cfg", "vision_cfg", "attentional_pool"), True, "pooling by attention"),
         (("model_cfg", "vision_cfg", "layers"), [3, 4, 6, 3], "a residual network"),
         (("model_cfg", "multimodal_cfg"), {"width": 512}, "a CoCa"),
         (("model_cfg", "vision_cfg", "pool_type"), "avg", "vision_cfg.pool_type = 'avg'"),
         (("model_cfg", "text_cfg", "vocab_size"), 1000, "has 49,408 tokens, and .* knows 1,000"),
         (("preprocess_cfg", "resize_mode"), "longest", "resize_mode is 'longest'"),
-        (("model_cfg", "vision_cfg", "width"), "wide", "vision_cfg.width is .wide.; it must be a whole"),
+        (
+            ("model_cfg", "vision_cfg", "width"),
+            "wide",
+            "vision_cfg.width is .wide.; it must be a whole",
+        ),
         (("model_cfg", "vision_cfg", "patch_size"), 7, "does not divide"),
     ],
 )
@@ -270,7 +327,11 @@ def test_what_openclip_can_be_and_our_towers_cannot_is_named(
         (("model_type",), "siglip", "layer_norm_eps is not 1e-06"),
         (("model_type",), "bert", "'bert', which cannot be read"),
         (("text_config", "hidden_act"), "relu", "hidden_act is quick_gelu and relu"),
-        (("text_config", "eos_token_id"), 7, "the end token is 7; it must have the highest id, 49407"),
+        (
+            ("text_config", "eos_token_id"),
+            7,
+            "the end token is 7; it must have the highest id, 49407",
+        ),
         (("vision_config", "layer_norm_eps"), 1e-6, "layer_norm_eps"),
     ],
 )
@@ -283,14 +344,20 @@ def test_what_huggingface_can_be_and_our_towers_cannot_is_named(
         read_model(folder)
 
 
-def test_the_first_tensor_that_does_not_fit_is_named_with_both_sizes(ours: Embedder, tmp_path: Path) -> None:
+def test_the_first_tensor_that_does_not_fit_is_named_with_both_sizes(
+    ours: Embedder, tmp_path: Path
+) -> None:
     folder = save_openclip(ours, tmp_path / "openclip")
     change_json(folder / openclip.CONFIG, "model_cfg", "embed_dim", value=25)
-    with pytest.raises(WeightsError, match=r"visual\.proj has the size 64 x 24; a model of its shape has 64 x 25"):
+    with pytest.raises(
+        WeightsError, match=r"visual\.proj has the size 64 x 24; a model of its shape has 64 x 25"
+    ):
         read_model(folder)
     folder = save_huggingface(ours, tmp_path / "huggingface")
     change_json(folder / "config.json", "vision_config", "intermediate_size", value=8)
-    with pytest.raises(WeightsError, match=r"layers\.0\.mlp\.fc1\.weight has the size 256 x 64; .* has 8 x 64"):
+    with pytest.raises(
+        WeightsError, match=r"layers\.0\.mlp\.fc1\.weight has the size 256 x 64; .* has 8 x 64"
+    ):
         read_model(folder)
 
 
@@ -307,7 +374,9 @@ def test_a_missing_tensor_and_one_too_many_are_named(ours: Embedder, tmp_path: P
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
-def test_a_truncated_safetensors_file_is_one_line(share: float, ours: Embedder, tmp_path: Path) -> None:
+def test_a_truncated_safetensors_file_is_one_line(
+    share: float, ours: Embedder, tmp_path: Path
+) -> None:
     path = save_openclip(ours, tmp_path / "model") / openclip.WEIGHTS[0]
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
     with pytest.raises(WeightsError, match="is not a whole safetensors file") as error:
@@ -315,12 +384,18 @@ def test_a_truncated_safetensors_file_is_one_line(share: float, ours: Embedder, 
     assert len(error.value.message.splitlines()) == 1
 
 
-@pytest.mark.parametrize("contents", [b"eggs, and a list of things\n", b"", b"PK\x03\x04 cut off", b"\x80\x02}q\x00"])
-def test_a_file_that_holds_no_tensors_is_named_without_a_riddle(contents: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "contents", [b"eggs, and a list of things\n", b"", b"PK\x03\x04 cut off", b"\x80\x02}q\x00"]
+)
+def test_a_file_that_holds_no_tensors_is_named_without_a_riddle(
+    contents: bytes, tmp_path: Path
+) -> None:
     (tmp_path / "weights.pt").write_bytes(contents)
     with pytest.raises(WeightsError) as error:
         read_model(tmp_path / "weights.pt")
-    assert "weights.pt is n" in error.value.message  # no whole file of tensors, or neither of the two kinds
+    assert (
+        "weights.pt is n" in error.value.message
+    )  # no whole file of tensors, or neither of the two kinds
     assert "torch" in error.value.message
 
 
@@ -354,7 +429,9 @@ def test_a_pickle_with_code_is_refused_with_the_reason_and_does_not_run(tmp_path
     assert ran.exists()  # so the code was real
 
 
-def test_an_archive_with_code_is_refused_with_the_reason_and_does_not_run(ours: Embedder, tmp_path: Path) -> None:
+def test_an_archive_with_code_is_refused_with_the_reason_and_does_not_run(
+    ours: Embedder, tmp_path: Path
+) -> None:
     ran = tmp_path / "ran"
     with zipfile.ZipFile(tmp_path / "weights.pt", "w") as archive:
         archive.writestr("weights/constants.pkl", pickle.dumps(()))
@@ -364,7 +441,9 @@ def test_an_archive_with_code_is_refused_with_the_reason_and_does_not_run(ours: 
     assert not ran.exists()
 
 
-@pytest.mark.parametrize("contents", [b"", b"hello", b"PK\x03\x04 not really a zip", pickle.dumps([1, 2])])
+@pytest.mark.parametrize(
+    "contents", [b"", b"hello", b"PK\x03\x04 not really a zip", pickle.dumps([1, 2])]
+)
 def test_a_file_that_is_no_weights_is_said_so(contents: bytes, tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(contents)
     with pytest.raises(WeightsError) as error:
@@ -373,12 +452,16 @@ def test_a_file_that_is_no_weights_is_said_so(contents: bytes, tmp_path: Path) -
     assert len(str(error.value).splitlines()) <= 3
 
 
-def test_a_tokenizer_that_does_not_fit_the_weights_is_named_with_both_sizes(ours: Embedder, tmp_path: Path) -> None:
+def test_a_tokenizer_that_does_not_fit_the_weights_is_named_with_both_sizes(
+    ours: Embedder, tmp_path: Path
+) -> None:
     folder = save_huggingface(ours, tmp_path / "model")
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
     tokenizer = {"model": model, "added_tokens": [{"content": "<s>"}]}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(WeightsError, match=r"tokenizer\.json has 3 tokens, and the weights know 49,408"):
+    with pytest.raises(
+        WeightsError, match=r"tokenizer\.json has 3 tokens, and the weights know 49,408"
+    ):
         read_model(folder)
     model["vocab"] = {str(at): at for at in range(49_407)}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -390,13 +473,31 @@ def test_a_tokenizer_that_does_not_fit_the_weights_is_named_with_both_sizes(ours
 
 
 def test_no_more_is_downloaded_than_is_needed() -> None:
-    laion = ["README.md", "config.json", "merges.txt", "open_clip_config.json", "open_clip_pytorch_model.bin"]
+    laion = [
+        "README.md",
+        "config.json",
+        "merges.txt",
+        "open_clip_config.json",
+        "open_clip_pytorch_model.bin",
+    ]
     laion += ["open_clip_model.safetensors", "pytorch_model.bin", "tokenizer.json", "vocab.json"]
-    assert choose_files(laion) == ["open_clip_config.json", "open_clip_model.safetensors", "tokenizer.json"]
-    openais = ["config.json", "flax_model.msgpack", "preprocessor_config.json", "pytorch_model.bin", "tf_model.h5"]
+    assert choose_files(laion) == [
+        "open_clip_config.json",
+        "open_clip_model.safetensors",
+        "tokenizer.json",
+    ]
+    openais = [
+        "config.json",
+        "flax_model.msgpack",
+        "preprocessor_config.json",
+        "pytorch_model.bin",
+        "tf_model.h5",
+    ]
     assert choose_files(openais) == ["config.json", "preprocessor_config.json", "pytorch_model.bin"]
     shards = [f"model-0000{at}-of-00002.safetensors" for at in (1, 2)]
-    found = choose_files([*shards, "model.safetensors.index.json", "config.json", "pytorch_model.bin"])
+    found = choose_files(
+        [*shards, "model.safetensors.index.json", "config.json", "pytorch_model.bin"]
+    )
     assert found == ["config.json", *shards, "model.safetensors.index.json"]
 
 
@@ -425,16 +526,23 @@ def bomb(path: Path, kind: str, tensors: dict[str, Tensor]) -> None:
         members[f"{top}/data/0"] = bytes(2**29)
     elif kind == "numbered":  # a place is made for each object up to that number
         pickled = members[f"{top}/data.pkl"]
-        members[f"{top}/data.pkl"] = pickled[:2] + b"Nr" + (2**27).to_bytes(4, "little") + b"0" + pickled[2:]
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if kind == "packed" else zipfile.ZIP_STORED) as archive:
+        members[f"{top}/data.pkl"] = (
+            pickled[:2] + b"Nr" + (2**27).to_bytes(4, "little") + b"0" + pickled[2:]
+        )
+    with zipfile.ZipFile(
+        path, "w", zipfile.ZIP_DEFLATED if kind == "packed" else zipfile.ZIP_STORED
+    ) as archive:
         for name, data in members.items():
             archive.writestr(name, data)
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [("packed", "unpack to"), ("repeated", "would take"), ("numbered", "no file of tensors")]
+    ("kind", "why"),
+    [("packed", "unpack to"), ("repeated", "would take"), ("numbered", "no file of tensors")],
 )
-def test_a_small_file_of_weights_does_not_fill_memory(ours: Embedder, tmp_path: Path, kind: str, why: str) -> None:
+def test_a_small_file_of_weights_does_not_fill_memory(
+    ours: Embedder, tmp_path: Path, kind: str, why: str
+) -> None:
     bomb(tmp_path / "x.pt", kind, openai.to_theirs(ours.model.state_dict()))
     tracemalloc.start()
     try:
@@ -445,7 +553,9 @@ def test_a_small_file_of_weights_does_not_fill_memory(ours: Embedder, tmp_path: 
         tracemalloc.stop()
 
 
-def test_more_blocks_than_tensors_are_refused_before_they_are_built(ours: Embedder, tmp_path: Path) -> None:
+def test_more_blocks_than_tensors_are_refused_before_they_are_built(
+    ours: Embedder, tmp_path: Path
+) -> None:
     folder = save_own(ours, tmp_path / "model")
     change_json(folder / "config.json", "model", "image_layers", value=10**5)
     with pytest.raises(LapclipError, match=r"100,\d+ blocks"):

@@ -31,7 +31,12 @@ from tests.conftest import examples
 
 from .made import SIGLIP, VOCABULARIES, change_json, embedder, siglip_tokenizer
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 TEXT = {**SIZES, "vocab_size": SIGLIP.vocabulary, "max_position_embeddings": 16}
 CAPTIONS = ["A photo of a Cat.", "two dogs, in the SNOW!", "", "a dog " * 60]
 
@@ -56,7 +61,9 @@ def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         model = transformers.Siglip2Model(config)
     draw = torch.Generator().manual_seed(0)
-    with torch.no_grad():  # norms and biases begin as ones and zeros, and would hide that they were swapped
+    with (
+        torch.no_grad()
+    ):  # norms and biases begin as ones and zeros, and would hide that they were swapped
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
     model.save_pretrained(folder)
@@ -64,14 +71,23 @@ def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def theirs(folder: Path, pixels_BCSS: torch.Tensor, tokens_BL: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+def theirs(
+    folder: Path, pixels_BCSS: torch.Tensor, tokens_BL: torch.Tensor
+) -> tuple[np.ndarray, np.ndarray]:
     """What transformers makes of pixels and tokens."""
     transformers: Any = pytest.importorskip("transformers")
     if json.loads((folder / "config.json").read_text())["model_type"] == "siglip":
-        model, images = transformers.SiglipModel.from_pretrained(folder).eval(), {"pixel_values": pixels_BCSS}
+        model, images = (
+            transformers.SiglipModel.from_pretrained(folder).eval(),
+            {"pixel_values": pixels_BCSS},
+        )
     else:
         model = transformers.Siglip2Model.from_pretrained(folder).eval()
-        cut = pixels_BCSS.reshape(len(pixels_BCSS), 3, 4, 8, 4, 8).permute(0, 2, 4, 3, 5, 1).reshape(-1, 16, 192)
+        cut = (
+            pixels_BCSS.reshape(len(pixels_BCSS), 3, 4, 8, 4, 8)
+            .permute(0, 2, 4, 3, 5, 1)
+            .reshape(-1, 16, 192)
+        )
         images = {
             "pixel_values": cut,
             "pixel_attention_mask": torch.ones(cut.shape[:2], dtype=torch.int32),
@@ -111,12 +127,17 @@ def test_pieces_are_those_of_sentencepiece(kind: str) -> None:
             continue  # there the names of its marks become the marks
         wanted = [*row[kind][:63], 1]
         for one in (ours, again):
-            assert one.encode(row["caption"], 64) == wanted + [padding] * (64 - len(wanted)), row["caption"]
+            assert one.encode(row["caption"], 64) == wanted + [padding] * (64 - len(wanted)), row[
+                "caption"
+            ]
         assert ours.length(row["caption"]) == len(row[kind]) + 1
     assert ours.decode(ours.encode("a photo of a cat", 64)) == "a photo of a cat"
 
 
-READERS = {kind: (siglip_tokenizer(kind), others_tokenizer(siglip_tokenizer(kind))[0]) for kind in VOCABULARIES}
+READERS = {
+    kind: (siglip_tokenizer(kind), others_tokenizer(siglip_tokenizer(kind))[0])
+    for kind in VOCABULARIES
+}
 
 
 @settings(max_examples=examples(60))
@@ -146,9 +167,14 @@ def test_a_caption_always_has_its_full_length(kind: str) -> None:
 
 
 def test_published_configurations_are_their_defaults() -> None:
-    shape = shape_of({"model_type": "siglip", "text_config": {}, "vision_config": {}}, {}, "config.json")
+    shape = shape_of(
+        {"model_type": "siglip", "text_config": {}, "vision_config": {}}, {}, "config.json"
+    )
     assert replace(shape, logit_bias=True) == named_shape("siglip-base-patch16-224")
-    for name, parameters in (("siglip-base-patch16-224", 203_155_970), ("siglip-so400m-patch14-384", 877_960_498)):
+    for name, parameters in (
+        ("siglip-base-patch16-224", 203_155_970),
+        ("siglip-so400m-patch14-384", 877_960_498),
+    ):
         with torch.device("meta"):
             assert count_parameters(CLIP(named_shape(name))) == parameters
         assert count_weights(named_shape(name))[0] == parameters
@@ -193,4 +219,7 @@ def test_the_scale_of_a_siglip_is_not_held_at_100() -> None:
     model.logit_scale.data.fill_(4.77)
     model.hold_temperature()
     assert model.logit_scale.item() == pytest.approx(4.77)
-    assert openclip.timm_name(named_shape("siglip-so400m-patch14-384")) == "vit_so400m_patch14_siglip_384"
+    assert (
+        openclip.timm_name(named_shape("siglip-so400m-patch14-384"))
+        == "vit_so400m_patch14_siglip_384"
+    )

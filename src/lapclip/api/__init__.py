@@ -15,7 +15,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lapclip.api.arguments import as_number, as_path, as_texts, asked_settings, held, joined, model_name, path_name
+from lapclip.api.arguments import (
+    as_number,
+    as_path,
+    as_texts,
+    asked_settings,
+    held,
+    joined,
+    model_name,
+    path_name,
+)
 from lapclip.api.callbacks import Callback, CallbackListener
 from lapclip.api.folder_search import FolderSearch
 from lapclip.api.notebook_display import NotebookDisplay
@@ -43,7 +52,17 @@ from lapclip.which_model import have_model, start_setting, teacher_setting
 if TYPE_CHECKING:
     from lapclip.api.arguments import Data, Model, Settings
 
-__all__ = ["Evaluation", "Interrupted", "evaluate", "export", "open_run", "resume", "search", "train", "tune"]
+__all__ = [
+    "Evaluation",
+    "Interrupted",
+    "evaluate",
+    "export",
+    "open_run",
+    "resume",
+    "search",
+    "train",
+    "tune",
+]
 
 A_RUN = "a run's name or folder, or a lapclip.TrainingRun"
 A_RECIPE = "a recipe's name, or a TOML file"
@@ -62,7 +81,9 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, run: TrainingRun, step: int, *, finished: bool = False) -> None:
         named = path_from_here(run.path)
         told = f"Stopped after step {step:,} of {named}; everything is saved. Go on: lapclip.resume({named!r})"
-        super().__init__(f"Interrupted at the end of {named}; it is finished and saved." if finished else told)
+        super().__init__(
+            f"Interrupted at the end of {named}; it is finished and saved." if finished else told
+        )
         self.run, self.step, self.finished = run, step, finished
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -146,17 +167,27 @@ def train(
     """
     with _working(progress) as shown:
         listener, minutes = CallbackListener(callbacks), as_number(minutes, "minutes")
-        recipe, name = path_name(recipe, "recipe", A_RECIPE), path_name(name, "name", 'name="my-run"')
+        recipe, name = (
+            path_name(recipe, "recipe", A_RECIPE),
+            path_name(name, "name", 'name="my-run"'),
+        )
         own: dict[str, Any] = {"work.polite": True} if polite else {}
         if ask:
             own["work.ask"] = joined("ask", ask)
         start_name, teacher_name = model_name(start), model_name(teacher)
         for model in (start_name, teacher_name):
             _have(model, shown, yes=yes)
-        asked = asked_settings(data, settings, shown.data_progress if shown else None, start=start_name)
-        named = *start_setting(start_name), *teacher_setting(teacher_name)  # they win over a whole run's settings
+        asked = asked_settings(
+            data, settings, shown.data_progress if shown else None, start=start_name
+        )
+        named = (
+            *start_setting(start_name),
+            *teacher_setting(teacher_name),
+        )  # they win over a whole run's settings
         chosen = recipe_for(asked.get("data.source"), recipe, start_name)
-        flags = flag_settings({"device": device, "batch_size": batch_size, "epochs": epochs, "lr": lr})
+        flags = flag_settings(
+            {"device": device, "batch_size": batch_size, "epochs": epochs, "lr": lr}
+        )
         given, following = [*as_texts(asked | own), *named, *flags], _callbacks(shown, listener)
         with held(asked):
             outcome = training.train(chosen, given, minutes, name, following)
@@ -164,7 +195,10 @@ def train(
 
 
 def resume(
-    run: str | os.PathLike[str] | None = None, *, callbacks: Sequence[Callback] = (), progress: bool = True
+    run: str | os.PathLike[str] | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
 ) -> TrainingRun:
     """Go on with a run that was stopped, interrupted or killed; it ends with the result it would have had.
 
@@ -203,7 +237,9 @@ class Evaluation(dict[str, Any]):
         return f"<Evaluation of {self['run']} on {self['data']}, split {self['split']}: {text} {percent(found[key])}>"
 
     def _repr_html_(self) -> str:
-        return table_html(recall_table(self, self.metrics) if "evaluation" in self else class_table(self.metrics))
+        return table_html(
+            recall_table(self, self.metrics) if "evaluation" in self else class_table(self.metrics)
+        )
 
 
 def evaluate(
@@ -244,16 +280,24 @@ def evaluate(
         Fetch a published model without asking.
     """
     with plain_thread(), _shown(progress) as shown:
-        sentences, named, where = joined("templates", templates), model_name(model), as_path(out, "out")
+        sentences, named, where = (
+            joined("templates", templates),
+            model_name(model),
+            as_path(out, "out"),
+        )
         split = path_name(split, "split", "train, val, test or all")
         _have(named if data is not None else None, shown, yes=yes)
         asked = asked_settings(data, settings, shown.data_progress if shown else None)
         source = asked.get("data.source")
         others = as_texts({name: value for name, value in asked.items() if name != "data.source"})
-        request = evaluating.EvaluationRequest(named, source, split, sentences, device, where, others)
+        request = evaluating.EvaluationRequest(
+            named, source, split, sentences, device, where, others
+        )
         counting = shown.counting("embedding images and captions") if shown else None
         with held(asked):
-            return Evaluation(evaluating.evaluate(request, shown.data_progress if shown else None, counting))
+            return Evaluation(
+                evaluating.evaluate(request, shown.data_progress if shown else None, counting)
+            )
 
 
 def tune(
@@ -281,11 +325,16 @@ def tune(
         Show what is being timed.
     """
     with _working(progress) as shown:
-        recipe, seconds = path_name(recipe, "recipe", A_RECIPE), as_number(seconds, "seconds") or 0.0
+        recipe, seconds = (
+            path_name(recipe, "recipe", A_RECIPE),
+            as_number(seconds, "seconds") or 0.0,
+        )
         asked = asked_settings(data, settings, shown.data_progress if shown else None)
         chosen = recipe_for(asked.get("data.source"), recipe)
         with held(asked):
-            return tuning.tune(chosen, as_texts(asked), seconds, _callbacks(shown, CallbackListener(())))
+            return tuning.tune(
+                chosen, as_texts(asked), seconds, _callbacks(shown, CallbackListener(()))
+            )
 
 
 def export(
@@ -318,8 +367,12 @@ def export(
     with plain_thread(), _shown(progress) as shown:
         named, where = model_name(model), as_path(out, "out")
         _have(named, shown, yes=yes)
-        callbacks = exporting.Callbacks(shown.doing, shown.data_progress, shown.counting) if shown else None
-        return exporting.export(named, to, where, force=force, callbacks=callbacks or exporting.Callbacks())
+        callbacks = (
+            exporting.Callbacks(shown.doing, shown.data_progress, shown.counting) if shown else None
+        )
+        return exporting.export(
+            named, to, where, force=force, callbacks=callbacks or exporting.Callbacks()
+        )
 
 
 def search(
@@ -373,7 +426,9 @@ def _have(model: str | None, shown: RunDisplay | None, *, yes: bool) -> None:
 def _callbacks(shown: RunDisplay | None, listener: CallbackListener) -> Callbacks:
     if shown is None:
         return Callbacks([listener], stop_reason=listener.stop_reason)
-    return Callbacks([shown, listener], shown.data_progress, shown.tuning_progress, listener.stop_reason)
+    return Callbacks(
+        [shown, listener], shown.data_progress, shown.tuning_progress, listener.stop_reason
+    )
 
 
 def _ended(outcome: training.Outcome) -> TrainingRun:

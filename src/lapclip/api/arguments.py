@@ -44,13 +44,23 @@ REASONS = "reasons"
 
 
 def asked_settings(
-    data: Data, settings: Settings | None, progress: DataProgress | None = None, *, start: str | None = None
+    data: Data,
+    settings: Settings | None,
+    progress: DataProgress | None = None,
+    *,
+    start: str | None = None,
 ) -> dict[str, Any]:
     """All settings that were given by their whole names, the data among them; what is in memory is written down.
     `start` is the model to start from, where it was named beside them."""
     asked = _by_whole_names(settings)
-    if data is not None and _is_whole(settings):  # the folder of that run's images says nothing about other data
-        asked = {name: value for name, value in asked.items() if name != "data.pictures" or name in (settings or ())}
+    if data is not None and _is_whole(
+        settings
+    ):  # the folder of that run's images says nothing about other data
+        asked = {
+            name: value
+            for name, value in asked.items()
+            if name != "data.pictures" or name in (settings or ())
+        }
     # The settings of a whole run have a shape, which is else that of the model to start from, and not to be asked for.
     if settings and REASONS in settings and (start or asked.get("train.start")):
         asked = {name: value for name, value in asked.items() if not name.startswith("model.")}
@@ -88,7 +98,9 @@ def _by_whole_names(settings: Settings | None) -> dict[str, Any]:
     if settings is None:
         return {}
     if not isinstance(settings, Mapping):
-        raise ConfigError(f"Settings are a dictionary, not a {type(settings).__name__}.", hint=EXAMPLE)
+        raise ConfigError(
+            f"Settings are a dictionary, not a {type(settings).__name__}.", hint=EXAMPLE
+        )
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if not isinstance(name, str):
@@ -96,8 +108,14 @@ def _by_whole_names(settings: Settings | None) -> dict[str, Any]:
         if name == REASONS:
             continue
         if isinstance(value, Mapping) and name not in SECTIONS:
-            raise ConfigError(f"settings: unknown section {name}. {nearest(name, SECTIONS)}", hint=EXAMPLE)
-        section = {f"{name}.{field}": each for field, each in value.items()} if isinstance(value, Mapping) else None
+            raise ConfigError(
+                f"settings: unknown section {name}. {nearest(name, SECTIONS)}", hint=EXAMPLE
+            )
+        section = (
+            {f"{name}.{field}": each for field, each in value.items()}
+            if isinstance(value, Mapping)
+            else None
+        )
         for whole, each in ({name: value} if section is None else section).items():
             section, field = locate(whole)
             found[f"{section}.{field}"] = checked("settings", section, field, _plain(each))
@@ -112,7 +130,12 @@ def _plain(value: Any) -> Any:
         return str.__str__(value)
     try:
         return value.item()
-    except (AttributeError, TypeError, ValueError, RuntimeError):  # it is none, or has several numbers
+    except (
+        AttributeError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ):  # it is none, or has several numbers
         return value
 
 
@@ -121,7 +144,9 @@ def joined(what: str, texts: str | Sequence[str]) -> str:
     try:
         each = [texts] if isinstance(texts, str) else list(texts)
     except TypeError:
-        raise ConfigError(f"{what}: {texts!r:.60} is no list of texts.", hint=f'{what}=["..."]') from None
+        raise ConfigError(
+            f"{what}: {texts!r:.60} is no list of texts.", hint=f'{what}=["..."]'
+        ) from None
     for text in each:
         if not isinstance(text, str):
             raise ConfigError(f"{what}: {text!r:.60} is no text.", hint=f'{what}=["..."]')
@@ -133,18 +158,27 @@ def joined(what: str, texts: str | Sequence[str]) -> str:
 def model_name(model: Model | None) -> str | None:
     """The path or name by which a command finds a model. A model that was loaded has to be what lies there still."""
     if not isinstance(model, Encoder):
-        return path_name(model, "model", "a run, its name, a model's path, or what lapclip.load gave")
+        return path_name(
+            model, "model", "a run, its name, a model's path, or what lapclip.load gave"
+        )
     save = "lapclip.parts.save_model(MODEL, FOLDER), and that folder"
     if not model.source:
         raise ConfigError("This model was made here, and its weights lie in no file.", hint=save)
-    if isinstance(model, Embedder) and load_torch(model.source).fingerprint() != model.fingerprint():
-        raise ConfigError(f"The model is not what {model.source} holds: one of them has changed.", hint=save)
+    if (
+        isinstance(model, Embedder)
+        and load_torch(model.source).fingerprint() != model.fingerprint()
+    ):
+        raise ConfigError(
+            f"The model is not what {model.source} holds: one of them has changed.", hint=save
+        )
     return model.source
 
 
 def as_number(value: Any, what: str) -> float | None:
     """A number that was given; None where none was."""
-    if value is not None and (isinstance(value, bool) or not isinstance(_plain(value), (int, float))):
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(_plain(value), (int, float))
+    ):
         raise ConfigError(f"{what}: {value!r:.60} is no number.", hint=f"{what}=5")
     return _plain(value)
 

@@ -32,10 +32,14 @@ class CallbackListener:
 
     def __init__(self, callbacks: Sequence[Callback] | Callback | None) -> None:
         several: Any = [callbacks] if callable(callbacks) else callbacks or ()
-        self._callbacks: list[Callback] = list(several) if isinstance(several, Iterable) else [several]
+        self._callbacks: list[Callback] = (
+            list(several) if isinstance(several, Iterable) else [several]
+        )
         for callback in self._callbacks:
             if not callable(callback):
-                raise ConfigError(f"callbacks: {callback!r:.60} is no function.", hint="callbacks=[print]")
+                raise ConfigError(
+                    f"callbacks: {callback!r:.60} is no function.", hint="callbacks=[print]"
+                )
         self._reason: str | None = None
 
     def __call__(self, event: Event) -> None:

@@ -96,10 +96,20 @@ class FolderSearch:
     @property
     def notes(self) -> list[str]:
         """What the model has seen, how well it does, and what could not be read: nobody should expect more of it."""
-        unreadable = [f"{path} could not be read: {reason}" for path, reason in self._library.update.unreadable]
+        unreadable = [
+            f"{path} could not be read: {reason}"
+            for path, reason in self._library.update.unreadable
+        ]
         return [*self._library.update.notes, *self._library.model_notes(), *unreadable]
 
-    def ask(self, question: str, limit: int = 10, *, since: str | None = None, exclude: Sequence[str] = ()) -> Found:
+    def ask(
+        self,
+        question: str,
+        limit: int = 10,
+        *,
+        since: str | None = None,
+        exclude: Sequence[str] = (),
+    ) -> Found:
         """Return the images most similar to a question.
 
         Parameters
@@ -118,7 +128,14 @@ class FolderSearch:
         answer = self._current().ask(parse(question), limit, 0, oldest, _patterns(exclude))
         return Found(question, answer.hits)
 
-    def like(self, image: OneImage, limit: int = 10, *, since: str | None = None, exclude: Sequence[str] = ()) -> Found:
+    def like(
+        self,
+        image: OneImage,
+        limit: int = 10,
+        *,
+        since: str | None = None,
+        exclude: Sequence[str] = (),
+    ) -> Found:
         """The images that are most like another one, in any form that `encode_image` takes."""
         check_question(None, None, limit)
         oldest = parse_since(since) if since is not None else None
@@ -153,4 +170,6 @@ class FolderSearch:
 
 
 def _patterns(exclude: Sequence[str]) -> Sequence[str]:
-    return [exclude] if isinstance(exclude, str) else exclude  # the letters of a lone pattern are none
+    return (
+        [exclude] if isinstance(exclude, str) else exclude
+    )  # the letters of a lone pattern are none

@@ -49,8 +49,19 @@ class NotebookDisplay:
                 self._say(event)
             case events.Step():
                 accuracy = (event.t2i_accuracy + event.i2t_accuracy) / 2
-                self._bar("training", event.step, self._steps, f"loss {event.loss:.3f}  accuracy {accuracy:.0%}")
-            case events.Checkpoint() | events.Memory() | events.Sensors() | events.Probed() | events.Ranks():
+                self._bar(
+                    "training",
+                    event.step,
+                    self._steps,
+                    f"loss {event.loss:.3f}  accuracy {accuracy:.0%}",
+                )
+            case (
+                events.Checkpoint()
+                | events.Memory()
+                | events.Sensors()
+                | events.Probed()
+                | events.Ranks()
+            ):
                 pass
             case _:
                 self._say(event)
@@ -67,4 +78,6 @@ class NotebookDisplay:
         self._bar("", 0, 0)
 
     def _bar(self, what: str, done: int, total: int, text: str = "") -> None:
-        self._html.show(bar_html(what, done, total, text, [*self._lines]), now=bool(total) and done >= total)
+        self._html.show(
+            bar_html(what, done, total, text, [*self._lines]), now=bool(total) and done >= total
+        )

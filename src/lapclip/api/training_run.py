@@ -94,7 +94,12 @@ class TrainingRun:
             raise ValueError(f"There is no plot {unknown[0]!r}. Known: {', '.join(PLOTS)}.")
         titles = [PLOTS[name] for name in names or ("loss", "recall")]
         sections = learning_sections(self._view())
-        found = {block.title: block for section in sections for block in section.blocks if isinstance(block, Plot)}
+        found = {
+            block.title: block
+            for section in sections
+            for block in section.blocks
+            if isinstance(block, Plot)
+        }
         return RunPlot(self.name, [found[title] for title in titles if title in found])
 
     def report(self, out: str | os.PathLike[str] | None = None) -> list[Path]:
@@ -118,7 +123,9 @@ class TrainingRun:
         metrics = self.metrics
         if (found := metrics.get("t2i_r1")) is not None:
             among = f"among {count(metrics.get('candidates'))} of {metrics.get('split')}"
-            facts["recall"] = f"text to image R@1 {percent(found)} {among} (chance {percent(metrics.get('chance'))})"
+            facts["recall"] = (
+                f"text to image R@1 {percent(found)} {among} (chance {percent(metrics.get('chance'))})"
+            )
         return facts
 
     def _view(self) -> RunView:
@@ -145,7 +152,9 @@ class RunPlot:
 
     def __repr__(self) -> str:
         titles = " and ".join(plot.title.lower() for plot in self._plots) or "nothing yet"
-        return f"<RunPlot of {self.name}: {titles}; a notebook shows it, save(PATH) writes it as SVG>"
+        return (
+            f"<RunPlot of {self.name}: {titles}; a notebook shows it, save(PATH) writes it as SVG>"
+        )
 
     def _repr_html_(self) -> str:
         return self.svg if self._plots else "<p>There is nothing to draw before the first step.</p>"
@@ -153,4 +162,8 @@ class RunPlot:
 
 def _plain(event: dict[str, Any]) -> dict[str, Any]:
     """An event without what only its file needs."""
-    return {name: value for name, value in event.items() if name not in ("v", "type", "evaluation", "process")}
+    return {
+        name: value
+        for name, value in event.items()
+        if name not in ("v", "type", "evaluation", "process")
+    }

@@ -58,7 +58,10 @@ def measure_claims(
     """The claims of these numbers, or all, each with its number here, its verdict and the reason."""
     claims, numbers = all_claims(), set(only)
     if strange := sorted(numbers - {claim.number for claim in claims}):
-        raise ConfigError(f"There is no claim {strange[0]}; they go from 1 to {len(claims)}.", hint="lapclip claims")
+        raise ConfigError(
+            f"There is no claim {strange[0]}; they go from 1 to {len(claims)}.",
+            hint="lapclip claims",
+        )
     chosen = [claim for claim in claims if not numbers or claim.number in numbers]
     bench = bench or Bench()
     prepare_device(bench.accelerator or bench.cpu, default_threads())  # as training does
@@ -76,7 +79,9 @@ def attempt(measure: Callable[[Bench], Finding], bench: Bench) -> Finding:
     """One claim. A measurement that fails leaves the others standing, and says what happened."""
     try:
         return measure(bench)
-    except Exception as error:  # memory, a sandbox without processes, a driver: the claim is not measured
+    except (
+        Exception
+    ) as error:  # memory, a sandbox without processes, a driver: the claim is not measured
         return unknown(f"the measurement failed: {type(error).__name__}: {first_line(error, 160)}")
 
 
@@ -84,6 +89,13 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     """The claims as a Markdown table."""
     lines = ["| # | claim | published | here | verdict | why |", "|---|---|---|---|---|---|"]
     for one in rows:
-        cells = (one["number"], one["claim"], one["published"], one["here"] or "-", one["verdict"], one["reason"])
+        cells = (
+            one["number"],
+            one["claim"],
+            one["published"],
+            one["here"] or "-",
+            one["verdict"],
+            one["reason"],
+        )
         lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"

@@ -51,7 +51,9 @@ class Finding:
     reason: str
 
     def __post_init__(self) -> None:
-        assert (self.here is None) == (self.verdict == UNKNOWN), "a number exactly where there is a verdict"
+        assert (self.here is None) == (self.verdict == UNKNOWN), (
+            "a number exactly where there is a verdict"
+        )
 
 
 def judged(true: bool, here: str, reason: str) -> Finding:
@@ -66,7 +68,9 @@ def unknown(reason: str) -> Finding:
 
 def all_claims() -> list[Claim]:
     """The published claims, by number."""
-    return [Claim(**values) for values in tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claims"]]
+    return [
+        Claim(**values) for values in tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claims"]
+    ]
 
 
 def row(claim: Claim, finding: Finding) -> dict[str, Any]:
@@ -93,19 +97,31 @@ def one_product(cpu: ProductParts, other: ProductParts) -> Finding:
 
 def hundred_products(cpu: ManyProducts, other: ManyProducts) -> Finding:
     """Claim 2."""
-    here = f"{cpu.seconds:.4f} s CPU, {other.seconds:.4f} s GPU ({other.seconds / cpu.seconds:.2f}x)"
+    here = (
+        f"{cpu.seconds:.4f} s CPU, {other.seconds:.4f} s GPU ({other.seconds / cpu.seconds:.2f}x)"
+    )
     return judged(
-        other.seconds > cpu.seconds * WORTH, here, f"{cpu.count} dependent products of {cpu.size}, waited for"
+        other.seconds > cpu.seconds * WORTH,
+        here,
+        f"{cpu.count} dependent products of {cpu.size}, waited for",
     )
 
 
 def cpu_trains_faster(cpu: float, other: float, parameters: int, batch: int) -> Finding:
     """Claim 3: seconds of a step on the CPU and on the accelerator."""
-    here = f"CPU {cpu * 1e3:.0f} ms, GPU {other * 1e3:.1f} ms: the GPU is {cpu / other:.2f}x the CPU"
-    return judged(cpu * WORTH < other, here, f"one float32 step, {parameters / 1e6:.1f} M parameters, batch {batch}")
+    here = (
+        f"CPU {cpu * 1e3:.0f} ms, GPU {other * 1e3:.1f} ms: the GPU is {cpu / other:.2f}x the CPU"
+    )
+    return judged(
+        cpu * WORTH < other,
+        here,
+        f"one float32 step, {parameters / 1e6:.1f} M parameters, batch {batch}",
+    )
 
 
-def three_thresholds(below: tuple[float, float], above: tuple[float, float], sizes: tuple[str, str]) -> Finding:
+def three_thresholds(
+    below: tuple[float, float], above: tuple[float, float], sizes: tuple[str, str]
+) -> Finding:
     """Claim 4: (CPU, accelerator) seconds of a step below all thresholds and above all of them."""
     here = f"GPU {below[0] / below[1]:.2f}x the CPU at {sizes[0]}, {above[0] / above[1]:.2f}x at {sizes[1]}"
     return judged(
@@ -123,11 +139,15 @@ def free_transfers(times: TransferTimes, shared: bool) -> Finding:
     return unknown(f"memory is not shared here; {text}")
 
 
-def half_precision(step: Mapping[str, float], small: Mapping[str, float], spikes: Mapping[str, int]) -> Finding:
+def half_precision(
+    step: Mapping[str, float], small: Mapping[str, float], spikes: Mapping[str, int]
+) -> Finding:
     """Claim 6: seconds of the real step, seconds of a small model's step, and spikes in its loss, by precision."""
     gains = {name: step["float32"] / seconds for name, seconds in step.items() if name != "float32"}
     extra = {
-        name: small["float32"] / seconds for name, seconds in small.items() if name != "float32" and name not in gains
+        name: small["float32"] / seconds
+        for name, seconds in small.items()
+        if name != "float32" and name not in gains
     }
     ratios = [f"{name} {gain:.2f}x" for name, gain in gains.items()]
     ratios += [f"{name} {gain:.2f}x in a small model" for name, gain in extra.items()]
@@ -142,10 +162,22 @@ def half_precision(step: Mapping[str, float], small: Mapping[str, float], spikes
 
 def batch_shares(shares: Mapping[str, float], total: float, tolerance: float = 0.05) -> Finding:
     """Claim 7."""
-    off = [name for name in PUBLISHED_SHARES if abs(shares[name] - PUBLISHED_SHARES[name]) > tolerance]
-    here = ", ".join(f"{name} {shares[name]:.1%}" for name in PUBLISHED_SHARES) + f", of {total:.2f} s"
-    reason = f"every share within {tolerance * 100:.0f} points" if not off else f"{', '.join(off)} differ by more"
-    return judged(not off, here, f"{reason}; batches are prepared by a thread, so load is what the step waited for")
+    off = [
+        name for name in PUBLISHED_SHARES if abs(shares[name] - PUBLISHED_SHARES[name]) > tolerance
+    ]
+    here = (
+        ", ".join(f"{name} {shares[name]:.1%}" for name in PUBLISHED_SHARES) + f", of {total:.2f} s"
+    )
+    reason = (
+        f"every share within {tolerance * 100:.0f} points"
+        if not off
+        else f"{', '.join(off)} differ by more"
+    )
+    return judged(
+        not off,
+        here,
+        f"{reason}; batches are prepared by a thread, so load is what the step waited for",
+    )
 
 
 def peak_memory(memory: StepMemory) -> Finding:
@@ -156,37 +188,57 @@ def peak_memory(memory: StepMemory) -> Finding:
     published = {"peak": 3.0e9, **PUBLISHED_MEMORY}
     off = [name for name, size in published.items() if abs(getattr(memory, name) / size - 1) > 0.2]
     reason = "all within 20 %" if not off else f"more than 20 % off: {', '.join(off)}"
-    return judged(not off, here, f"{reason}; float32 parameters take 4 bytes each and Adam's state 8")
+    return judged(
+        not off, here, f"{reason}; float32 parameters take 4 bytes each and Adam's state 8"
+    )
 
 
 def checkpoint_size(size: int, parameters: int) -> Finding:
     """Claim 9."""
     here = f"{size / 1e6:,.0f} MB, {size / parameters:.2f} bytes a parameter"
-    return judged(abs(size / 920e6 - 1) < 0.02, here, f"a real checkpoint of {parameters:,} parameters; within 2 %")
+    return judged(
+        abs(size / 920e6 - 1) < 0.02,
+        here,
+        f"a real checkpoint of {parameters:,} parameters; within 2 %",
+    )
 
 
 def other_cores(cores: int, performance: int) -> Finding:
     """Claim 10, where the cores are not the claim's."""
-    return unknown(f"it takes 4 performance and 4 efficiency cores; here torch sees {cores} and uses {performance}")
+    return unknown(
+        f"it takes 4 performance and 4 efficiency cores; here torch sees {cores} and uses {performance}"
+    )
 
 
 def best_threads(seconds: Mapping[int, float]) -> Finding:
     """Claim 10: seconds of a step by the number of threads."""
-    here = ", ".join(f"{counted(count, 'thread')} {spent:.2f} s" for count, spent in seconds.items())
+    here = ", ".join(
+        f"{counted(count, 'thread')} {spent:.2f} s" for count, spent in seconds.items()
+    )
     best = min(seconds.values())
-    return judged(seconds[8] <= best * WORTH, here, "intra-op threads alone; holds where 8 are within 3 % of the best")
+    return judged(
+        seconds[8] <= best * WORTH,
+        here,
+        "intra-op threads alone; holds where 8 are within 3 % of the best",
+    )
 
 
 def workers_pay(in_line: float, workers: float, start: float) -> Finding:
     """Claim 11: seconds a step, loading in line and by worker processes."""
-    here = f"{in_line / workers:.2f}x loading in line ({workers:.2f} s a step against {in_line:.2f} s)"
-    return judged(in_line > workers * WORTH, here, f"4 workers; their first batch took {start:.1f} s")
+    here = (
+        f"{in_line / workers:.2f}x loading in line ({workers:.2f} s a step against {in_line:.2f} s)"
+    )
+    return judged(
+        in_line > workers * WORTH, here, f"4 workers; their first batch took {start:.1f} s"
+    )
 
 
 def best_batch(rates: Mapping[int, float], peaks: Mapping[int, float]) -> Finding:
     """Claim 12: pairs a second and bytes by batch size; what needs more than 8 GB does not count."""
     fitting = {size: rate for size, rate in rates.items() if peaks[size] <= SMALL_MACHINE}
-    here = ", ".join(f"{size}: {rate:.2f} pairs/s, {peaks[size] / 1e9:.1f} GB" for size, rate in rates.items())
+    here = ", ".join(
+        f"{size}: {rate:.2f} pairs/s, {peaks[size] / 1e9:.1f} GB" for size, rate in rates.items()
+    )
     best = max(fitting, key=fitting.__getitem__)
     return judged(
         fitting[12] * WORTH >= fitting[best],
@@ -218,7 +270,9 @@ def larger_models(cpu: float, other: float, parameters: int) -> Finding:
     """Claim 25."""
     ratio = cpu / other
     return judged(
-        1.5 <= ratio <= 2.0, f"{ratio:.2f}x the CPU at {parameters / 1e6:.0f} M", "one float32 step at batch 12"
+        1.5 <= ratio <= 2.0,
+        f"{ratio:.2f}x the CPU at {parameters / 1e6:.0f} M",
+        "one float32 step at batch 12",
     )
 
 
@@ -227,12 +281,18 @@ def pinning(times: TransferTimes) -> Finding:
     if times.pinned is None:
         return unknown("this device copies from no pinned memory")
     here = f"{times.pinned * 1e3:.3f} ms pinned, {times.plain * 1e3:.3f} ms not"
-    return judged(times.plain > times.pinned * WORTH, here, "the images of a batch of 12 to the device")
+    return judged(
+        times.plain > times.pinned * WORTH, here, "the images of a batch of 12 to the device"
+    )
 
 
 def contiguous(contiguous_ms: float, permuted_ms: float) -> Finding:
     """Claim 30."""
-    here = f"{permuted_ms / contiguous_ms:.2f}x ({contiguous_ms:.1f} ms against {permuted_ms:.1f} ms)"
+    here = (
+        f"{permuted_ms / contiguous_ms:.2f}x ({contiguous_ms:.1f} ms against {permuted_ms:.1f} ms)"
+    )
     return judged(
-        permuted_ms > contiguous_ms * WORTH, here, "one block of the model, forward and backward; 3 % faster holds"
+        permuted_ms > contiguous_ms * WORTH,
+        here,
+        "one block of the model, forward and backward; 3 % faster holds",
     )

@@ -31,8 +31,21 @@ from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import Device
 from lapclip.machine.timing import in_turns
 from lapclip.microscope import device_speed, step_phases
-from lapclip.microscope.device_speed import copy_rates, layout_times, many_products, product_parts, transfer_times
-from lapclip.microscope.step_phases import WORKERS, BatchPhases, loader_times, precisions, step_seconds, thread_times
+from lapclip.microscope.device_speed import (
+    copy_rates,
+    layout_times,
+    many_products,
+    product_parts,
+    transfer_times,
+)
+from lapclip.microscope.step_phases import (
+    WORKERS,
+    BatchPhases,
+    loader_times,
+    precisions,
+    step_seconds,
+    thread_times,
+)
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.model.shapes import SHAPES
 from lapclip.seeding import generator
@@ -81,13 +94,17 @@ class Bench:
     def seconds(self, shape: ModelConfig, batch: int, device: Device) -> float:
         """A step of some model on some device, sent there in the fastest known way."""
         rehearsal = Rehearsal(make_workload(shape, batch, device, compile="auto"), device)
-        return step_seconds(rehearsal.repeated(), device, self.turns + 1, warm_up=1 if device.is_cpu else 5)
+        return step_seconds(
+            rehearsal.repeated(), device, self.turns + 1, warm_up=1 if device.is_cpu else 5
+        )
 
     def _check_room(self) -> None:
         """Twelve bytes a parameter and the gradients, and about as much again for activations at this batch."""
         needed, free = 40 * parameters(self.shape), psutil.virtual_memory().available
         if needed > free:
-            raise LapclipError(f"it takes about {needed / 1e9:.1f} GB of free memory; there are {free / 1e9:.1f} GB")
+            raise LapclipError(
+                f"it takes about {needed / 1e9:.1f} GB of free memory; there are {free / 1e9:.1f} GB"
+            )
 
 
 def parameters(shape: ModelConfig) -> int:
@@ -112,7 +129,9 @@ def half_precision(bench: Bench) -> Finding:
     small = precisions(bench.small, bench.batch, bench.cpu, bench.loss_steps)
     good = {name: one for name, one in small.items() if one.error is None}
     return judge.half_precision(
-        step, {name: one.seconds for name, one in good.items()}, {name: one.spikes for name, one in good.items()}
+        step,
+        {name: one.seconds for name, one in good.items()},
+        {name: one.spikes for name, one in good.items()},
     )
 
 
@@ -134,9 +153,13 @@ def checkpoint_size(bench: Bench) -> Finding:
     count = count_parameters(model)
     free = shutil.disk_usage(tempfile.gettempdir()).free
     if free < 16 * count:
-        return unknown(f"a checkpoint takes {12 * count / 1e6:,.0f} MB and {free / 1e6:,.0f} MB of disk are free")
+        return unknown(
+            f"a checkpoint takes {12 * count / 1e6:,.0f} MB and {free / 1e6:,.0f} MB of disk are free"
+        )
     with tempfile.TemporaryDirectory(prefix="lapclip-claims-") as folder:
-        path = save_checkpoint(Path(folder), model, step.optimizer, Progress(step=bench.rehearsal.taken))
+        path = save_checkpoint(
+            Path(folder), model, step.optimizer, Progress(step=bench.rehearsal.taken)
+        )
         size = sum(file.stat().st_size for file in path.iterdir())
     return judge.checkpoint_size(size, count)
 
@@ -152,7 +175,9 @@ def best_threads(bench: Bench) -> Finding:
 
 def loader_workers(bench: Bench) -> Finding:
     """Claim 11: real training with batches made in line, and by worker processes."""
-    times = loader_times(bench.rehearsal, steps=bench.turns, workers=(0, WORKERS), rounds=1, own=False)
+    times = loader_times(
+        bench.rehearsal, steps=bench.turns, workers=(0, WORKERS), rounds=1, own=False
+    )
     workers = times[f"{WORKERS} workers"]
     return judge.workers_pay(times["in line"].seconds, workers.seconds, workers.start_seconds)
 
@@ -196,11 +221,18 @@ def attention_mask(bench: Bench) -> Finding:
     query, key, value = (torch.randn(2, 16, 8, generator=draw) for _ in range(3))
     right = _masked_attention(query, key, value)
     faults, tried = [], []
-    makers = {"scripting": lambda form: torch.jit.script(form), "compiling": lambda form: torch.compile(form)}
+    makers = {
+        "scripting": lambda form: torch.jit.script(form),
+        "compiling": lambda form: torch.compile(form),
+    }
     for how, make in makers.items():
         for mask, form in (("a .bool() mask", _cast_attention), ("a bool mask", _masked_attention)):
             fault = _fault(lambda make=make, form=form: make(form)(query, key, value), right)
-            if how == "compiling" and fault is not None and _fault(lambda: torch.compile(torch.neg)(query), -query):
+            if (
+                how == "compiling"
+                and fault is not None
+                and _fault(lambda: torch.compile(torch.neg)(query), -query)
+            ):
                 continue  # nothing can be compiled here, so this says nothing of masks
             tried.append(f"{how} {mask}")
             faults += [f"{how} {mask}: {fault}"] if fault else []
@@ -228,7 +260,9 @@ def _fault(run: Callable[[], Tensor], right: Tensor) -> str | None:
     """What is wrong with a computation, if anything."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # scripting is on its way out of torch
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # scripting is on its way out of torch
             return None if torch.allclose(run(), right, atol=1e-5) else "another result"
     except Exception as error:  # compilers fail in many ways
         return f"{type(error).__name__}: {first_line(error, 80)}"
@@ -243,12 +277,18 @@ def numpy_two(bench: Bench) -> Finding:
         array = np.arange(6, dtype=np.float32).reshape(2, 3)
         tensor = torch.from_numpy(array)
         tensor.mul_(2)
-        if not (np.array_equal(array, [[0, 2, 4], [6, 8, 10]]) and np.array_equal(tensor.numpy(), array)):
+        if not (
+            np.array_equal(array, [[0, 2, 4], [6, 8, 10]]) and np.array_equal(tensor.numpy(), array)
+        ):
             fault = "numbers differ on the way"
     except Exception as error:
         fault = f"{type(error).__name__}: {error}"
     versions = f"NumPy {np.__version__} with torch {torch.__version__}"
-    return judged(fault is not None, f"{versions}: {fault or 'arrays go both ways'}", "true of torch before 2.3")
+    return judged(
+        fault is not None,
+        f"{versions}: {fault or 'arrays go both ways'}",
+        "true of torch before 2.3",
+    )
 
 
 def accumulation(bench: Bench) -> Finding:
@@ -268,20 +308,28 @@ def halves_cosine(bench: Bench) -> float:
 def _gradient(model: CLIP, batch: Batch, micro_batches: list[slice]) -> Tensor:
     model.zero_grad(set_to_none=True)
     pixels, tokens, positives = (
-        torch.from_numpy(array) for array in (batch.pixels_BSSC, batch.tokens_BL, batch.positives_BB)
+        torch.from_numpy(array)
+        for array in (batch.pixels_BSSC, batch.tokens_BL, batch.positives_BB)
     )
     for rows in micro_batches:
-        image, text = model.encode_image(normalise(pixels[rows], model.shape)), model.encode_text(tokens[rows])
+        image, text = (
+            model.encode_image(normalise(pixels[rows], model.shape)),
+            model.encode_text(tokens[rows]),
+        )
         loss, _ = contrastive_loss(image, text, model.logit_scale.exp(), positives[rows, rows])
         (loss / len(micro_batches)).backward()
-    return torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
+    return torch.cat(
+        [weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]
+    )
 
 
 def contiguous(bench: Bench) -> Finding:
     """Claim 30: a block of the image tower at its real sizes."""
     shape = bench.shape
     tokens = 1 + (shape.image_size // shape.patch) ** 2
-    times = layout_times(bench.cpu, bench.batch, tokens, shape.image_width, shape.image_heads, 3 * bench.turns)
+    times = layout_times(
+        bench.cpu, bench.batch, tokens, shape.image_width, shape.image_heads, 3 * bench.turns
+    )
     return judge.contiguous(times.contiguous_ms, times.permuted_ms)
 
 
@@ -342,7 +390,9 @@ def larger_models(bench: Bench) -> Finding:
     """Claim 25: a step of a model above 100 M."""
     if bench.accelerator is None:
         return unknown(ABSENT)
-    return judge.larger_models(*_both(bench, bench.accelerator, bench.batch), parameters(bench.larger))
+    return judge.larger_models(
+        *_both(bench, bench.accelerator, bench.batch), parameters(bench.larger)
+    )
 
 
 def pinning(bench: Bench) -> Finding:

@@ -80,7 +80,9 @@ def _is_whole(started: dict[str, Any], last: int, recipe: str) -> bool:
 
 
 def no_run(recipe: str) -> Finding:
-    return unknown(f"no finished {recipe} run of the recipe's length and shape here: lapclip train --recipe {recipe}")
+    return unknown(
+        f"no finished {recipe} run of the recipe's length and shape here: lapclip train --recipe {recipe}"
+    )
 
 
 def temperature(bench: Bench) -> Finding:
@@ -89,13 +91,20 @@ def temperature(bench: Bench) -> Finding:
     if found is None:
         return no_run("seed")
     epochs = _quarters(found.epochs)
-    return temperature_verdict({epoch: found.mean("temperature", epoch) for epoch in epochs}, found.run.name)
+    return temperature_verdict(
+        {epoch: found.mean("temperature", epoch) for epoch in epochs}, found.run.name
+    )
 
 
 def temperature_verdict(by_epoch: dict[int, float], name: str) -> Finding:
     values = list(by_epoch.values())
-    here = ", ".join(f"{value:.3f}" for value in values) + f" in epochs {', '.join(map(str, by_epoch))}"
-    return judged(values[-1] > 1.05 * values[0], here, f"run {name}; rising means 5 % higher at the end")
+    here = (
+        ", ".join(f"{value:.3f}" for value in values)
+        + f" in epochs {', '.join(map(str, by_epoch))}"
+    )
+    return judged(
+        values[-1] > 1.05 * values[0], here, f"run {name}; rising means 5 % higher at the end"
+    )
 
 
 def gradient_balance(bench: Bench) -> Finding:
@@ -104,7 +113,9 @@ def gradient_balance(bench: Bench) -> Finding:
     if found is None:
         return no_run("seed")
     epoch = max(1, round(found.epochs * 2 / 3))
-    rows = [step["grad_norms"] for step in found.steps if step["epoch"] == epoch and step["grad_norms"]]
+    rows = [
+        step["grad_norms"] for step in found.steps if step["epoch"] == epoch and step["grad_norms"]
+    ]
     parts = [name for name in rows[0] if name != "temperature" and not name.endswith("embedding")]
     norms = {part: statistics.fmean(row[part] for row in rows) for part in parts}
     return balance_verdict(norms, epoch, found.run.name)
@@ -125,23 +136,33 @@ def negatives(bench: Bench) -> Finding:
     if found is None:
         return no_run("seed")
     saved = found.started["config"]
-    config = DataConfig(**{key: value for key, value in saved["data"].items() if key in _fields("data")})
+    config = DataConfig(
+        **{key: value for key, value in saved["data"].items() if key in _fields("data")}
+    )
     data = load_data(config, saved["model"]["image_size"])
     split, pairs = data.final
     images, texts, owner = load(found.run.path).encode_pairs(pairs)
     _, first = np.unique(owner, return_index=True)
     scenes = split_scenes(config.train_pairs, config.seed)[split]
-    return negatives_verdict(accuracy_by_difficulty(images @ texts[first].T, scenes), found.run.name)
+    return negatives_verdict(
+        accuracy_by_difficulty(images @ texts[first].T, scenes), found.run.name
+    )
 
 
-def accuracy_by_difficulty(scores_IT: np.ndarray, scenes: list[Scene], count: int = FEW) -> dict[str, float]:
+def accuracy_by_difficulty(
+    scores_IT: np.ndarray, scenes: list[Scene], count: int = FEW
+) -> dict[str, float]:
     """How often a caption prefers its own image to the `count` farthest, middle and nearest of the others."""
     hits: dict[str, list[bool]] = {"easy": [], "medium": [], "hard": []}
     for text, scene in enumerate(scenes):
         others = [index for index in range(len(scenes)) if index != text]
         near = sorted(others, key=lambda index: scene.differences(scenes[index]))
         middle = (len(near) - count) // 2
-        chosen = {"easy": near[-count:], "medium": near[middle : middle + count], "hard": near[:count]}
+        chosen = {
+            "easy": near[-count:],
+            "medium": near[middle : middle + count],
+            "hard": near[:count],
+        }
         for difficulty, wrong in chosen.items():
             hits[difficulty].append(bool(scores_IT[text, text] > scores_IT[wrong, text].max()))
     return {difficulty: float(np.mean(values)) for difficulty, values in hits.items()}
@@ -150,7 +171,9 @@ def accuracy_by_difficulty(scores_IT: np.ndarray, scenes: list[Scene], count: in
 def negatives_verdict(accuracy: dict[str, float], name: str) -> Finding:
     here = ", ".join(f"{difficulty} {share:.0%}" for difficulty, share in accuracy.items())
     falls = accuracy["easy"] > accuracy["medium"] > accuracy["hard"]
-    return judged(falls, here, f"run {name}; 11 wrong images each, graded by how many of 5 attributes differ")
+    return judged(
+        falls, here, f"run {name}; 11 wrong images each, graded by how many of 5 attributes differ"
+    )
 
 
 def energy(bench: Bench) -> Finding:
@@ -159,19 +182,27 @@ def energy(bench: Bench) -> Finding:
     if found is None:
         return no_run("seed")
     joules = summarise(found.events).joules()
-    seconds = [event["training_seconds"] for event in found.events if event["type"] == "finished"][-1]
+    seconds = [event["training_seconds"] for event in found.events if event["type"] == "finished"][
+        -1
+    ]
     if not joules.y:
         return unknown(f"run {found.run.name} recorded no energy: this machine does not tell")
     if any(event.get("at_least") for event in found.events):
         return unknown(f"run {found.run.name} did not count all of its energy")
-    accuracy = statistics.fmean(found.mean(f"{way}_accuracy", found.epochs) for way in ("t2i", "i2t"))
+    accuracy = statistics.fmean(
+        found.mean(f"{way}_accuracy", found.epochs) for way in ("t2i", "i2t")
+    )
     return energy_verdict(joules.y[-1], seconds, found.epochs, accuracy, found.run.name)
 
 
-def energy_verdict(joules: float, seconds: float, epochs: int, accuracy: float, name: str) -> Finding:
+def energy_verdict(
+    joules: float, seconds: float, epochs: int, accuracy: float, name: str
+) -> Finding:
     per_epoch, hours = joules / epochs, joules / 3600
     here = f"{joules / seconds:.0f} W, {per_epoch:,.0f} J an epoch, {100 * accuracy / hours:.1f} % accuracy per Wh"
-    return judged(abs(per_epoch / 5460 - 1) < 0.2, here, f"run {name}, recorded while training; within 20 %")
+    return judged(
+        abs(per_epoch / 5460 - 1) < 0.2, here, f"run {name}, recorded while training; within 20 %"
+    )
 
 
 def heat(bench: Bench) -> Finding:
@@ -195,7 +226,11 @@ def gpu_run(bench: Bench) -> Finding:
     """Claim 24: the newest finished run of `seed-gpu`, whose towers the run itself located."""
     found = newest_finished("seed-gpu")
     if found is None:
-        return no_run("seed-gpu") if bench.accelerator else unknown("torch finds no accelerator here to run it on")
+        return (
+            no_run("seed-gpu")
+            if bench.accelerator
+            else unknown("torch finds no accelerator here to run it on")
+        )
     epoch = min(5, found.epochs)
     accuracy = statistics.fmean(found.mean(f"{way}_accuracy", epoch) for way in ("t2i", "i2t"))
     ran = [event["places"] for event in found.events if event["type"] == "finished"][-1]
@@ -203,11 +238,15 @@ def gpu_run(bench: Bench) -> Finding:
     return gpu_run_verdict(found.mean("loss", epoch), accuracy, devices, epoch, found.run.name)
 
 
-def gpu_run_verdict(loss: float, accuracy: float, devices: set[str], epoch: int, name: str) -> Finding:
+def gpu_run_verdict(
+    loss: float, accuracy: float, devices: set[str], epoch: int, name: str
+) -> Finding:
     here = f"loss {loss:.2f}, accuracy {accuracy:.1%} at epoch {epoch}, on {' and '.join(sorted(devices))}"
     near = abs(loss / 2.33 - 1) < 0.1 and abs(accuracy - 0.123) < 0.03
     return judged(
-        near and "cpu" not in devices, here, f"run {name}; loss within 10 %, accuracy within 3 points, on a GPU"
+        near and "cpu" not in devices,
+        here,
+        f"run {name}; loss within 10 %, accuracy within 3 points, on a GPU",
     )
 
 

@@ -78,20 +78,30 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     ARGUMENTS.set(tuple(arguments))
     # Of several ranks one prints what scripts read.
-    debug, as_json = "--debug" in arguments, "--json" in arguments and os.environ.get("RANK", "0") == "0"
+    debug, as_json = (
+        "--debug" in arguments,
+        "--json" in arguments and os.environ.get("RANK", "0") == "0",
+    )
     fault: BaseException | None = None
     end_with_agent()
     try:
         with interrupts.in_command():
-            status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
+            status = (
+                app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+                or 0
+            )
             if sys.stdout is not None:  # nobody listens
                 sys.stdout.flush()
     except LapclipError as error:
         fault = error
-        again = is_restarted(error)  # then it is no result: the process that is started next will have one
+        again = is_restarted(
+            error
+        )  # then it is no result: the process that is started next will have one
         hint = "Starting again." if again else f"Try: {error.hint}" if error.hint else ""
         parts = (error.message, hint)  # names in them may hold a line break
-        status = _report(2, "\n".join(printable(part) for part in parts if part), as_json and not again, debug)
+        status = _report(
+            2, "\n".join(printable(part) for part in parts if part), as_json and not again, debug
+        )
     except CycloptsError as error:
         from lapclip.cli.hints import explain
 
@@ -99,7 +109,9 @@ def main(arguments: list[str] | None = None) -> None:
         status = _report(2, f"{printable(message)}\nTry: {printable(hint)}", as_json, debug)
     except KeyboardInterrupt as interrupt:
         status = _report(interrupts.exit_status(), str(interrupt) or "Interrupted.", as_json, debug)
-    except BrokenPipeError:  # whoever read has gone away, as `| head` does; the rest goes nowhere, without a word
+    except (
+        BrokenPipeError
+    ):  # whoever read has gone away, as `| head` does; the rest goes nowhere, without a word
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # stdout, by its number
         status = 0
     except Exception as error:
@@ -126,7 +138,9 @@ def _disk_is_full(error: Exception) -> bool:
 def _report(status: int, message: str, as_json: bool, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(printable_lines(message), file=sys.stderr)  # it may hold names of files and words out of them
+    print(
+        printable_lines(message), file=sys.stderr
+    )  # it may hold names of files and words out of them
     if as_json:
         print(to_json({"error": message}))
     return status

@@ -20,7 +20,9 @@ STYLES = {"holds": "green", "does not hold": "red", "cannot be measured here": "
 
 def claims(
     *,
-    only: Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="", show_default=False)] = (),
+    only: Annotated[
+        tuple[int, ...], Parameter(consume_multiple=True, negative="", show_default=False)
+    ] = (),
     markdown: Path | None = None,
     common: Common | None = None,
 ) -> int:
@@ -80,5 +82,8 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
     counts = collections.Counter(one["verdict"] for one in rows)
     lines = [", ".join(f"{counts[verdict]} {verdict}" for verdict in STYLES if counts[verdict])]
     if any("lapclip train --recipe seed" in one["reason"] for one in rows):
-        return [*lines, f"Next: {typed('train --recipe seed')}, then the claims about a whole run can be measured"]
+        return [
+            *lines,
+            f"Next: {typed('train --recipe seed')}, then the claims about a whole run can be measured",
+        ]
     return [*lines, f"Next: {typed('claims --markdown claims.md')}"]

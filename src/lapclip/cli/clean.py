@@ -67,7 +67,11 @@ def _confirmed(doomed: list[Item], common: Common | None) -> bool:
     if sys.stdin.isatty() and not (common and common.json):
         for item in doomed:
             print(f"  {size(item.bytes):>9}  {printable(item.path)}")
-    return confirmed(f"Remove {what}?", f"Nothing was removed: {what}, would go, and nobody can be asked.", common)
+    return confirmed(
+        f"Remove {what}?",
+        f"Nothing was removed: {what}, would go, and nobody can be asked.",
+        common,
+    )
 
 
 def _overview(items: list[Item], kinds: dict[str, str]) -> list[str]:
@@ -76,24 +80,34 @@ def _overview(items: list[Item], kinds: dict[str, str]) -> list[str]:
         found = [item for item in items if item.kind == kind]
         if not found:
             continue
-        lines.append(f"[bold]{kind:<13}{size(sum(item.bytes for item in found)):>9}[/bold]  [dim]{meaning}[/dim]")
+        lines.append(
+            f"[bold]{kind:<13}{size(sum(item.bytes for item in found)):>9}[/bold]  [dim]{meaning}[/dim]"
+        )
         lines += [_line(item) for item in found[:SHOWN]]
         if len(found) > SHOWN:
             lines.append(f"{'':13}{'':9}  and {len(found) - SHOWN} more")
     if not lines:
         return ["Nothing here takes room.", f"Next: {typed('train')}"]
-    free = [kind for kind in kinds if kind != "runs" and any(item.kind == kind and not item.kept for item in items)]
+    free = [
+        kind
+        for kind in kinds
+        if kind != "runs" and any(item.kind == kind and not item.kept for item in items)
+    ]
     command = f"clean {free[0]}" if free else "clean --run NAME"
     return [*lines, "", f"Next: {typed(command)}"]
 
 
 def _line(item: Item) -> str:
-    about = escape(printable("; ".join(filter(None, (item.about, item.kept and f"stays: {item.kept}")))))
+    about = escape(
+        printable("; ".join(filter(None, (item.about, item.kept and f"stays: {item.kept}"))))
+    )
     return f"{'':13}{size(item.bytes):>9}  {escape(printable(item.path))}{f'  [dim]{about}[/dim]' if about else ''}"
 
 
 def _removed_text(removed: list[Item], failed: list[Item]) -> list[str]:
     lines = [_line(item) for item in (*removed, *failed)]
     total = size(sum(item.bytes for item in removed))
-    said = f"Removed {counted(len(removed), 'item')}, {total}." if removed else "Nothing was removed."
+    said = (
+        f"Removed {counted(len(removed), 'item')}, {total}." if removed else "Nothing was removed."
+    )
     return [*lines, said, f"Next: {typed('clean')}"]

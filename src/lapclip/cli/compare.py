@@ -92,12 +92,16 @@ def machines_summary(found: dict[str, Any]) -> list[str]:
         f"[dim]{'parameters':<11}{'batch':>6}{'alone':>10}{'predicted':>11}{'measured':>10}{'speed':>8}   shards[/dim]",
     ]
     for cell in cells:
-        seconds = (cell[name] for name in ("alone_step_seconds", "predicted_step_seconds", "step_seconds"))
+        seconds = (
+            cell[name] for name in ("alone_step_seconds", "predicted_step_seconds", "step_seconds")
+        )
         alone, predicted, measured = (f"{each * 1e3:,.0f} ms" for each in seconds)
         speed = f"{cell['alone_step_seconds'] / cell['step_seconds']:.2f}x"
         shards = " + ".join(map(str, cell["shards"]))
         size = f"{cell['parameters'] / 1e6:>7.3g} M  {cell['batch']:>6}"
-        lines.append(f"{size}{alone:>10}{predicted:>11}{measured:>10}{speed:>8}   {shards}; {cell['advice']}")
+        lines.append(
+            f"{size}{alone:>10}{predicted:>11}{measured:>10}{speed:>8}   {shards}; {cell['advice']}"
+        )
     return lines
 
 
@@ -115,11 +119,17 @@ def summary(found: dict[str, Any]) -> list[str]:
             f"{one['ns_per_parameter']:.2f} ns a parameter",
             f"work at {one['flops_per_second'] / 1e9:,.0f} GFLOP/s",
         ]
-        shown = " + ".join(part for part in parts if not part.startswith(("0.0 ms", "0.00", "work at 0 ")))
-        lines.append(f"{_name(one):<{NAME}}{shown}; off by {one['error']:.0%} on cells it did not see")
+        shown = " + ".join(
+            part for part in parts if not part.startswith(("0.0 ms", "0.00", "work at 0 "))
+        )
+        lines.append(
+            f"{_name(one):<{NAME}}{shown}; off by {one['error']:.0%} on cells it did not see"
+        )
     lines += prediction_table(found["predictions"])
     lines += ["", "what to use, by size"]
-    lines += [f"  {one['parameters'] / 1e6:>6.3g} M  {one['text']}" for one in found["recommendations"]]
+    lines += [
+        f"  {one['parameters'] / 1e6:>6.3g} M  {one['text']}" for one in found["recommendations"]
+    ]
     for kind, inside in found.get("microscope", {}).items():
         lines += ["", f"[bold]inside a step, {kind}[/bold]", *map(escape, inside["in_words"])]
     return [*lines, f"Next: {typed('report')}"]
@@ -134,15 +144,25 @@ def cell_table(cells: list[dict[str, Any]]) -> list[str]:
     for cell in cells:
         shown = f"{cell['ms']:,.1f}" if cell["ms"] is not None else "-"
         rows.setdefault((cell["parameters"], _name(cell)), {})[cell["batch"]] = shown
-    head = f"[dim]{'parameters':<11}{'':<{NAME}}" + "".join(f"{f'batch {batch}':>11}" for batch in batches) + "[/dim]"
+    head = (
+        f"[dim]{'parameters':<11}{'':<{NAME}}"
+        + "".join(f"{f'batch {batch}':>11}" for batch in batches)
+        + "[/dim]"
+    )
     left_out = any(cell["ms"] is None for cell in cells)
     return [
         head,
         *(
-            f"{parameters / 1e6:>7.3g} M  {name:<{NAME}}" + "".join(f"{row.get(batch, ''):>11}" for batch in batches)
+            f"{parameters / 1e6:>7.3g} M  {name:<{NAME}}"
+            + "".join(f"{row.get(batch, ''):>11}" for batch in batches)
             for (parameters, name), row in rows.items()
         ),
-        *(["[dim]- was not run: too long for this comparison, or too large; --json says which[/dim]"] * left_out),
+        *(
+            [
+                "[dim]- was not run: too long for this comparison, or too large; --json says which[/dim]"
+            ]
+            * left_out
+        ),
     ]
 
 
@@ -161,10 +181,15 @@ def prediction_table(said: list[dict[str, Any]]) -> list[str]:
         "",
         f"seconds a step at batch {batch}, predicted by these fits, not measured",
         f"[dim]{'':<{NAME}}{columns}[/dim]",
-        *(f"{name:<{NAME}}" + "".join(f"{row.get(size, ''):>11}" for size in sizes) for name, row in rows.items()),
+        *(
+            f"{name:<{NAME}}" + "".join(f"{row.get(size, ''):>11}" for size in sizes)
+            for name, row in rows.items()
+        ),
     ]
 
 
 def _name(entry: dict[str, Any]) -> str:
     threads = entry["threads"] if entry["device"] == "cpu" else 0
-    return f"{entry['device']} {entry['dtype']}" + (f", {threads} thread{'s' * (threads != 1)}" if threads else "")
+    return f"{entry['device']} {entry['dtype']}" + (
+        f", {threads} thread{'s' * (threads != 1)}" if threads else ""
+    )

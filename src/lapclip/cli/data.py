@@ -67,24 +67,40 @@ def check(
     return 0
 
 
-def summary(found: dict[str, Any], recipe: str | None = None, settings: Sequence[str] = ()) -> list[str]:
+def summary(
+    found: dict[str, Any], recipe: str | None = None, settings: Sequence[str] = ()
+) -> list[str]:
     """What was found, for people, and how to train on it with what they gave."""
-    lines = [f"[bold]{escape(found['source'])}[/bold]  {found['images']:,} images, {found['captions']:,} captions"]
+    lines = [
+        f"[bold]{escape(found['source'])}[/bold]  {found['images']:,} images, {found['captions']:,} captions"
+    ]
     if found["usable"]["images"] < found["images"]:
         lines[0] += f", of which {found['usable']['images']:,} images can be used"
     lines += [f"  {name:<11}{escape(text)}" for name, text in rows(found)]
-    lines += ["", "[bold]findings[/bold]" if found["findings"] else "[green]nothing odd was found[/green]"]
+    lines += [
+        "",
+        "[bold]findings[/bold]" if found["findings"] else "[green]nothing odd was found[/green]",
+    ]
     for finding in found["findings"]:
         colour = COLOURS[finding["severity"]]
         lines.append(f"  [{colour}]{finding['count']:>7,}[/{colour}]  {escape(finding['title'])}")
         lines.append(f"{'':11}[dim]{escape(finding['advice'])}[/dim]")
-        lines += [f"{'':11}[dim]{escape(_short(example))}[/dim]" for example in finding["examples"][:3]]
+        lines += [
+            f"{'':11}[dim]{escape(_short(example))}[/dim]" for example in finding["examples"][:3]
+        ]
     lines += ["", escape(found["outlook"]), f"[dim]checked in {found['seconds']:.1f} s[/dim]"]
-    refused = any(finding["severity"] == "alarm" for finding in found["findings"] if finding["kind"] in REFUSED)
+    refused = any(
+        finding["severity"] == "alarm"
+        for finding in found["findings"]
+        if finding["kind"] in REFUSED
+    )
     anyway = ", or mend or remove what is broken first" if refused else ""
     if refused:
         settings = [*settings, f"data.broken_share={found['broken_share_needed']:g}"]
-    words = [*[found["source"]] * (found["source"] != DataConfig().source), *["--recipe", recipe or ""] * bool(recipe)]
+    words = [
+        *[found["source"]] * (found["source"] != DataConfig().source),
+        *["--recipe", recipe or ""] * bool(recipe),
+    ]
     train = command("train", *words, *_set_words(settings))
     if any(finding["kind"] in UNRELATED for finding in found["findings"]):
         return [*lines, "Next: mend the table, then check it again"]
@@ -104,17 +120,30 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     cut = f"{tokens['cut']:,} would be cut" if tokens["cut"] else "none is cut"
     lengths = f"{tokens['median']:.0f} tokens in the middle, {tokens['longest']} at most; room for {tokens['limit']}"
     store = f"{size(needs['store_bytes'])} packed at {needs['image_size']} pixels"
-    short = f"short sides from {sizes['shortest']} to {sizes['longest_short_side']} pixels; " if sizes else ""
+    short = (
+        f"short sides from {sizes['shortest']} to {sizes['longest_short_side']} pixels; "
+        if sizes
+        else ""
+    )
     features = needs["features_seconds"]
-    once = f", once its towers have read all images, in about {duration(features)}" if features else ""
+    once = (
+        f", once its towers have read all images, in about {duration(features)}" if features else ""
+    )
     listed = [
         ("form", found["how"]),
-        ("splits", ", ".join(f"{split} {images:,}" for split, images in counts.items()) + how_drawn),
+        (
+            "splits",
+            ", ".join(f"{split} {images:,}" for split, images in counts.items()) + how_drawn,
+        ),
         *(("held out", note) for note in note_on_held_out(counts)),
         ("images", f"{short}{size(needs['source_bytes'])}, {store}"),
         ("captions", f"{lengths}, {cut}"),
         ("tokenizer", found["tokenizer"]["reason"]),
-        ("scripts", ", ".join(f"{script} {count:,}" for script, count in found["scripts"].items()) or "none known"),
+        (
+            "scripts",
+            ", ".join(f"{script} {count:,}" for script, count in found["scripts"].items())
+            or "none known",
+        ),
         (
             "an epoch",
             f"about {duration(needs['epoch_seconds'])} with recipe {found['recipe']}{once}: "
@@ -124,7 +153,9 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     for split, best in found["ceilings"].items():
         if min(best["t2i_r1"], best["i2t_r1"]) < 1:
             scores = f"text-to-image R@1 {best['t2i_r1']:.4f}, image-to-text {best['i2t_r1']:.4f}"
-            listed.append(("ceiling", f"{scores} on {split}: the best that copies and equal captions allow"))
+            listed.append(
+                ("ceiling", f"{scores} on {split}: the best that copies and equal captions allow")
+            )
     return listed
 
 

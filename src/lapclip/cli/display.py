@@ -83,10 +83,18 @@ def _closed_terminal_ignored() -> Iterator[None]:
 class Display:
     """Follows a run through its events, in a terminal."""
 
-    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
-        self._console = console or Console(file=cast("IO[str]", ClosableTerminal(sys.stderr)), highlight=False)
-        self._lines = None if self._console.is_terminal else LineWriter(sys.stderr, every=5.0, clock=time.monotonic)
+        self._console = console or Console(
+            file=cast("IO[str]", ClosableTerminal(sys.stderr)), highlight=False
+        )
+        self._lines = (
+            None
+            if self._console.is_terminal
+            else LineWriter(sys.stderr, every=5.0, clock=time.monotonic)
+        )
         self._bar: tuple[Progress, TaskID] | None = None
         self._batch_size = 0
         self._total_steps = 0
@@ -167,9 +175,14 @@ class Display:
                 self._restart_rate(event.step, event.steps)
             case events.Step():
                 accuracy = (event.t2i_accuracy + event.i2t_accuracy) / 2
-                self._update(event.step, f"loss {event.loss:.3f}  accuracy {accuracy:.0%}{self._rate(event.step)}")
+                self._update(
+                    event.step,
+                    f"loss {event.loss:.3f}  accuracy {accuracy:.0%}{self._rate(event.step)}",
+                )
             case events.FellBack():
-                self._restart_rate(event.step, self._total_steps)  # the settings and so the rate have changed
+                self._restart_rate(
+                    event.step, self._total_steps
+                )  # the settings and so the rate have changed
                 self._say(event)
                 self._update(event.step, "")
             case events.Evaluation() | events.Paused() | events.WentOn() | events.Together():
@@ -224,7 +237,9 @@ class Display:
         self._update(done, "")
         if done == total:
             self.close()
-            self._show_status(f"{what}: all {total:,} done; computing")  # what follows may take long, and say nothing
+            self._show_status(
+                f"{what}: all {total:,} done; computing"
+            )  # what follows may take long, and say nothing
 
     def _start(self, what: str, total: int, completed: int = 0) -> None:
         columns = (

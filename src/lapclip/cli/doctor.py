@@ -17,7 +17,11 @@ from lapclip.text import counted, printable
 if TYPE_CHECKING:
     from lapclip.runs.findings import Finding
 
-MARKS = {"alarm": "[red]alarm[/red]  ", "warning": "[yellow]warning[/yellow]", "note": "[blue]note[/blue]   "}
+MARKS = {
+    "alarm": "[red]alarm[/red]  ",
+    "warning": "[yellow]warning[/yellow]",
+    "note": "[blue]note[/blue]   ",
+}
 INDENT = " " * 9
 
 
@@ -69,12 +73,23 @@ def _run(name: str | None, *, every: bool) -> tuple[dict[str, Any], list[str]]:
     where = f"{around.state}, step {summary.step:,} of {summary.total_steps:,}"
     if followed.waits_for:
         where = f"waiting for {escape(printable(followed.waits_for))} to end"
-    lines = [f"[bold]{escape(printable(run.path))}[/bold], {where}", "", *_findings_text(done.findings)]
-    lines += _checked_lines(done.checked, "Not checked, because it is too early or was not recorded", rest, every=every)
-    next_command = around.command("report" if done.findings or around.state != "finished" else "eval")
+    lines = [
+        f"[bold]{escape(printable(run.path))}[/bold], {where}",
+        "",
+        *_findings_text(done.findings),
+    ]
+    lines += _checked_lines(
+        done.checked, "Not checked, because it is too early or was not recorded", rest, every=every
+    )
+    next_command = around.command(
+        "report" if done.findings or around.state != "finished" else "eval"
+    )
     if around.state in ("died", "stopped"):
         next_command = around.resume()
-    if not summary.started and around.state in ("starting", "failed"):  # there is nothing to report on
+    if not summary.started and around.state in (
+        "starting",
+        "failed",
+    ):  # there is nothing to report on
         next_command = around.command("watch") if around.state == "starting" else "runs"
     result = {**_result(str(run.path), done.findings, done.checked), "not_checked": rest}
     return result, [*lines, "", f"Next: {escape(typed(next_command))}"]
@@ -88,7 +103,11 @@ def _machine(*, every: bool) -> tuple[dict[str, Any], list[str]]:
     with Console(stderr=True).status("looking at the machine") as status:
         checks = overview(status.update)["checks"]
     found, checked = computer_findings(checks)
-    lines = ["[bold]No runs here yet, so this is about the machine.[/bold]", "", *_findings_text(found)]
+    lines = [
+        "[bold]No runs here yet, so this is about the machine.[/bold]",
+        "",
+        *_findings_text(found),
+    ]
     unknown = [check["name"] for check in checks if check["ok"] is None]
     lines += _checked_lines(checked, "Not known here", unknown, every=every)
     return {**_result(None, found, checked), "not_checked": unknown}, [
@@ -102,10 +121,18 @@ def _findings_text(findings: list[Finding]) -> list[str]:
     """The findings in full, or that there are none."""
     lines = [] if findings else ["Nothing found."]
     for finding in findings:
-        lines.append(f"{MARKS[finding.severity]}  [bold]{escape(finding.title)}[/bold]  [dim]{finding.id}[/dim]")
+        lines.append(
+            f"{MARKS[finding.severity]}  [bold]{escape(finding.title)}[/bold]  [dim]{finding.id}[/dim]"
+        )
         lines += [escape(line) for line in _wrapped(finding.evidence, INDENT)]
-        first, *more = typed_in(finding.next).splitlines()  # each on one line, so that a command can be copied
-        lines += [f"{INDENT}Do: {escape(first)}", *(f"{INDENT}    {escape(step)}" for step in more), ""]
+        first, *more = typed_in(
+            finding.next
+        ).splitlines()  # each on one line, so that a command can be copied
+        lines += [
+            f"{INDENT}Do: {escape(first)}",
+            *(f"{INDENT}    {escape(step)}" for step in more),
+            "",
+        ]
     return lines
 
 
@@ -126,7 +153,9 @@ def _wrapped(text: str, indent: str) -> list[str]:
     return [
         line
         for part in text.splitlines()
-        for line in textwrap.wrap(part, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+        for line in textwrap.wrap(
+            part, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        )
     ]
 
 

@@ -22,7 +22,9 @@ def embed(
     model: Annotated[str | None, Parameter(show_default=False)] = None,
     split: Annotated[str | None, Parameter(show_default=False)] = None,
     device: str = "auto",
-    settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    settings: Annotated[
+        tuple[str, ...], Parameter(name="--set", negative="", show_default=False)
+    ] = (),
     yes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     common: Common | None = None,
 ) -> int:
@@ -82,7 +84,9 @@ def embed(
 def _lines(result: dict[str, Any]) -> list[str]:
     captions = f" and {counted(result['captions'], 'caption')}" if result["captions"] else ""
     what = f"{counted(result['rows'], 'image')}{captions}, {result['dimension']} numbers each"
-    lines = [f"[bold]{escape(printable(result['file']))}[/bold]  {what}, {result['bytes'] / 1e6:,.1f} MB"]
+    lines = [
+        f"[bold]{escape(printable(result['file']))}[/bold]  {what}, {result['bytes'] / 1e6:,.1f} MB"
+    ]
     lines += [f"[dim]{escape(printable(note))}[/dim]" for note in result["notes"]]
     which = f"model {result['model']}: {result['why_model']}; fingerprint {result['fingerprint']}"
     lines.append(f"[dim]{escape(printable(which))}[/dim]")

@@ -25,7 +25,9 @@ def evaluate(
     templates: Annotated[str, Parameter(show_default=False)] = "",
     device: str = "auto",
     out: Annotated[Path | None, Parameter(show_default=False)] = None,
-    settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    settings: Annotated[
+        tuple[str, ...], Parameter(name="--set", negative="", show_default=False)
+    ] = (),
     yes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     common: Common | None = None,
 ) -> int:
@@ -71,7 +73,9 @@ def evaluate(
     have_model(model if data else None, yes=yes)
     request = EvaluationRequest(model, data, split, templates, device, out, settings)
     with display() as shown:
-        result = evaluate_model(request, shown.data_progress, shown.counting("embedding images and captions"))
+        result = evaluate_model(
+            request, shown.data_progress, shown.counting("embedding images and captions")
+        )
     emit(result, [*_tables(result), *_ending(result)], common)
     return 0
 
@@ -84,7 +88,9 @@ def _tables(result: dict[str, Any]) -> list[str]:
         colour = "yellow" if (result["trained_on"] or result["data_changed"]) and at == 0 else "dim"
         lines.append(f"[{colour}]{escape(note)}[/{colour}]")
     if "evaluation" in result:
-        held_out = result["split"] not in ("train", "all") and not (result["trained_on"] or result["data_changed"])
+        held_out = result["split"] not in ("train", "all") and not (
+            result["trained_on"] or result["data_changed"]
+        )
         named = f"{result['split']} pairs" if result["split"] != "all" else "pairs"
         what = f"{'held-out ' * held_out}{named}"
         lines += recall_table(result["evaluation"], what)
@@ -96,7 +102,9 @@ def _tables(result: dict[str, Any]) -> list[str]:
     else:
         lines += _classes(result["zeroshot"])
     geometry = result["geometry"]
-    lines.append(f"[bold]{'embeddings':<35}[/bold]     gap  alignment  uniformity of images  of captions")
+    lines.append(
+        f"[bold]{'embeddings':<35}[/bold]     gap  alignment  uniformity of images  of captions"
+    )
     spread = f"{geometry['uniformity_pictures']:>24.2f}{geometry['uniformity_captions']:>13.2f}"
     lines.append(f"{'':<35}{geometry['modality_gap']:>8.2f}{geometry['alignment']:>11.2f}{spread}")
     return lines
@@ -104,7 +112,9 @@ def _tables(result: dict[str, Any]) -> list[str]:
 
 def _ending(result: dict[str, Any]) -> list[str]:
     if not result["files"]:
-        return [f"Next: --out FOLDER keeps this with its images; in Python: lapclip.load({result['run']!r})"]
+        return [
+            f"Next: --out FOLDER keeps this with its images; in Python: lapclip.load({result['run']!r})"
+        ]
     from lapclip.runs.folder import Run  # not for a command that only prints its help
 
     report = typed(command("report", Run(Path(result["run"])).typed))
@@ -139,14 +149,19 @@ def short_question_lines(found: dict[str, Any] | None) -> list[str]:
         return []
     title = "short questions"
     beside = "words alone (model there)"
-    lines = [f"[bold]{title:<35}[/bold]     mAP  chance   first five right   mAP 95 % interval   {beside}"]
+    lines = [
+        f"[bold]{title:<35}[/bold]     mAP  chance   first five right   mAP 95 % interval   {beside}"
+    ]
     for name, kind in (("words", found), ("phrases", found.get("phrases"))):
         if kind:
             alone = UNKNOWN
             if kind["words_alone"] is not None and kind["map_others"] is not None:
                 alone = f"{kind['words_alone']:.3f} ({kind['map_others']:.3f})"
             scores = f"{kind['map']:>8.3f}{kind['chance']:>8.3f}{kind['first_five']:>19.1%}"
-            what, sure = f"{kind['questions']} {name}", f"{kind['map_low']:.3f} to {kind['map_high']:.3f}"
+            what, sure = (
+                f"{kind['questions']} {name}",
+                f"{kind['map_low']:.3f} to {kind['map_high']:.3f}",
+            )
             lines.append(f"  {what:<33}{scores}   {sure:<17}   {alone}")
     return lines
 
@@ -166,7 +181,11 @@ def short_query_line(found: dict[str, Any] | None) -> list[str]:
 
 def start_lines(evaluation: dict[str, Any] | None) -> list[str]:
     """What the model scored before it was trained on, beside the table of what it scores now."""
-    return [_recall_line(evaluation, way, f"at the start, {text}") for way, text in WAYS.items()] if evaluation else []
+    return (
+        [_recall_line(evaluation, way, f"at the start, {text}") for way, text in WAYS.items()]
+        if evaluation
+        else []
+    )
 
 
 def _recall_line(evaluation: dict[str, Any], way: str, text: str) -> str:
@@ -196,12 +215,19 @@ def _shared(ceilings: dict[str, float]) -> list[str]:
 
 
 def _ranks(evaluation: dict[str, Any]) -> list[str]:
-    lines = [f"[bold]{'rank of the right answer':<35}[/bold]  median   chance   mean reciprocal   95 % interval"]
+    lines = [
+        f"[bold]{'rank of the right answer':<35}[/bold]  median   chance   mean reciprocal   95 % interval"
+    ]
     for way, text in WAYS.items():
-        median, chance = evaluation[f"{way}_median_rank"], evaluation["chances"][f"{way}_median_rank"]
+        median, chance = (
+            evaluation[f"{way}_median_rank"],
+            evaluation["chances"][f"{way}_median_rank"],
+        )
         low, high = evaluation["intervals"][f"{way}_mean_reciprocal_rank"]
         mean = evaluation[f"{way}_mean_reciprocal_rank"]
-        lines.append(f"  {text:<33}{median:>8,g}{chance:>9,g}{mean:>18.3f}   {low:.3f} to {high:.3f}")
+        lines.append(
+            f"  {text:<33}{median:>8,g}{chance:>9,g}{mean:>18.3f}   {low:.3f} to {high:.3f}"
+        )
     return lines
 
 
@@ -222,7 +248,9 @@ def _hubness(found: dict[str, Any]) -> list[str]:
     lines = []
     if whole := found.get("whole"):
         how = f"share {whole['share']:g}" if whole["used"] else "not used: no sure gain"
-        lines.append(f"[bold]{'text to image, hubness corrected':<39}[/bold] R@1     R@5    R@10   in search")
+        lines.append(
+            f"[bold]{'text to image, hubness corrected':<39}[/bold] R@1     R@5    R@10   in search"
+        )
         found_with = "".join(f"{whole[f't2i_r{rank}_with']:>8.1%}" for rank in RANKS)
         lines.append(f"  {QUESTIONS['whole']:<33}{found_with}   {how}")
     if short := found.get("short"):
@@ -235,11 +263,20 @@ def _hubness(found: dict[str, Any]) -> list[str]:
 def _classes(found: dict[str, Any]) -> list[str]:
     title = f"zero-shot: {found['pictures']:,} images, {found['classes']} classes"
     lines = [f"[bold]{title:<41}[/bold]   share   chance   95 % interval"]
-    for key, text in (("top1", "top-1"), ("top5", "top-5"), ("mean_per_class", "mean recall of the classes")):
+    for key, text in (
+        ("top1", "top-1"),
+        ("top5", "top-5"),
+        ("mean_per_class", "mean recall of the classes"),
+    ):
         low, high = found["intervals"][key]
-        lines.append(f"  {text:<39}{found[key]:>8.1%}{found['chance'][key]:>9.1%}   {low:.1%} to {high:.1%}")
+        lines.append(
+            f"  {text:<39}{found[key]:>8.1%}{found['chance'][key]:>9.1%}   {low:.1%} to {high:.1%}"
+        )
     lines.append(f"  [dim]{'always the largest class':<39}{found['largest_class']:>8.1%}[/dim]")
-    ordered = sorted((entry for entry in found["per_class"] if entry["pictures"]), key=lambda entry: -entry["recall"])
+    ordered = sorted(
+        (entry for entry in found["per_class"] if entry["pictures"]),
+        key=lambda entry: -entry["recall"],
+    )
     named = [f"{escape(entry['name'])} {entry['recall']:.0%}" for entry in ordered]
     best, worst = ", ".join(named[:3]), ", ".join(named[3:][-3:])
     lines.append(f"  best {best}{f'; worst {worst}' if worst else ''}")

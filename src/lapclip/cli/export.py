@@ -72,7 +72,9 @@ def _lines(result: dict[str, Any]) -> list[str]:
     from lapclip.exporting.export_folder import table_lines
 
     folder = Path(result["out"])
-    lines = [f"[bold]{escape(str(folder))}[/bold]  {result['format']}, {result['bytes'] / 1e6:,.1f} MB"]
+    lines = [
+        f"[bold]{escape(str(folder))}[/bold]  {result['format']}, {result['bytes'] / 1e6:,.1f} MB"
+    ]
     lines += [escape(line) for line in table_lines(result)]
     lines += [f"[dim]{escape(note)}[/dim]" for note in result["notes"]]
     if result["passed"] is False:

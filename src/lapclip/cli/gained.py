@@ -70,7 +70,9 @@ def _tables(result: dict[str, Any]) -> list[str]:
 
     best = f"alpha {result['alpha']:g}"
     lines = [escape(result["summary"]), ""]
-    lines.append(f"[bold]{'':<40}[/bold]  before   after   change (95 % interval)   {best:>9}   change (95 % interval)")
+    lines.append(
+        f"[bold]{'':<40}[/bold]  before   after   change (95 % interval)   {best:>9}   change (95 % interval)"
+    )
     sets = [result["new"], *result["checks"]]
     for found in sets:
         first, last, chosen = found["curve"][0], found["curve"][-1], _at(found, result["alpha"])
@@ -95,13 +97,20 @@ def _recalls(new: dict[str, Any]) -> list[str]:
     lines = []
     for way, text in WAYS.items():
         for rank in RANKS:
-            before, after, chosen = (new[kind][f"{way}_r{rank}"] for kind in ("before", "after", "recommended"))
+            before, after, chosen = (
+                new[kind][f"{way}_r{rank}"] for kind in ("before", "after", "recommended")
+            )
             name = f"{text}, R@{rank}"
             lines.append(f"  {name:<38}{before:>8.1%}{after:>8.1%}{'':26}{chosen:>10.1%}")
-    asked = [mapping(new[kind].get("short_questions")).get("map") for kind in ("before", "after", "recommended")]
+    asked = [
+        mapping(new[kind].get("short_questions")).get("map")
+        for kind in ("before", "after", "recommended")
+    ]
     if None not in asked:
         before, after, chosen = asked
-        lines.append(f"  {'short questions, mAP':<38}{before:>8.3f}{after:>8.3f}{'':26}{chosen:>10.3f}")
+        lines.append(
+            f"  {'short questions, mAP':<38}{before:>8.3f}{after:>8.3f}{'':26}{chosen:>10.3f}"
+        )
     return lines
 
 

@@ -26,7 +26,9 @@ def install() -> None:
     # Also where a library starts it, as torch does for compiling and `multiprocessing` for workers.
     os.environ["PYTHONSAFEPATH"] = "1"
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell arranges it for what is not to be interrupted
+        if (
+            signal.getsignal(number) is not signal.SIG_IGN
+        ):  # as a shell arranges it for what is not to be interrupted
             signal.signal(number, _receive)
 
 
@@ -49,7 +51,9 @@ def exit_status() -> int:
 def _receive(number: int, frame: FrameType | None) -> None:
     global _received
     _received = signal.Signals(number)
-    if not _in_command or _is_importing(frame) or os.getpid() != _process:  # the last: a worker that was forked off
+    if (
+        not _in_command or _is_importing(frame) or os.getpid() != _process
+    ):  # the last: a worker that was forked off
         if os.name != "nt" and os.isatty(2):
             os.write(2, _SHOW_CURSOR)  # a progress bar may have hidden it
         os._exit(exit_status())

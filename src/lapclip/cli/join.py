@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TransferSpeedColumn,
+)
 
 from lapclip.cli.output import ARGUMENTS, Common, emit, typed_in
 from lapclip.errors import ConfigError, JoinError, WrongKey
@@ -87,9 +94,13 @@ def _key(path: Path | None) -> str:
         try:
             return tidy_key(path.read_text(encoding="utf-8")[:1000])
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+            raise ConfigError(
+                f"{path} cannot be read: {getattr(error, 'strerror', None) or error}."
+            ) from None
     if not sys.stdin.isatty():
-        raise JoinError("The key is asked for, and there is no terminal to ask at.", hint="--key-file FILE")
+        raise JoinError(
+            "The key is asked for, and there is no terminal to ask at.", hint="--key-file FILE"
+        )
     return tidy_key(getpass("Key that the host shows: "))
 
 
@@ -115,12 +126,19 @@ def check_machines(machines: int | None, address: str | None, *, background: boo
     if machines is None:
         return
     if machines < 2:
-        raise ConfigError(f"--machines {machines}: with this computer there are at least 2.", hint="--machines 2")
+        raise ConfigError(
+            f"--machines {machines}: with this computer there are at least 2.", hint="--machines 2"
+        )
     if background:
-        raise ConfigError("--machines shows a key, so it is not for the background.", hint="without --background")
+        raise ConfigError(
+            "--machines shows a key, so it is not for the background.", hint="without --background"
+        )
     quiet_torch()
     if under_torchrun():
-        raise ConfigError("--machines is not for torchrun, which starts its processes itself.", hint="one or the other")
+        raise ConfigError(
+            "--machines is not for torchrun, which starts its processes itself.",
+            hint="one or the other",
+        )
 
 
 class TogetherDisplay:
@@ -150,7 +168,9 @@ class TogetherDisplay:
             self._follow(guest.id, name, guest.done, guest.total)
             if guest.state != self._told.get(guest.id):
                 self._told[guest.id] = guest.state
-                self.say(f"{name} {'fetches the data' if guest.state == 'fetching' else 'is ready'}")
+                self.say(
+                    f"{name} {'fetches the data' if guest.state == 'fetching' else 'is ready'}"
+                )
         for gone in self._told.keys() - {guest.id for guest in guests}:
             del self._told[gone]
             self._end(gone)
@@ -182,8 +202,14 @@ class TogetherDisplay:
         if not self._console.is_terminal or not total:
             return
         if self._bars is None:
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), DownloadColumn())
-            self._bars = Progress(*columns, TransferSpeedColumn(), console=self._console, transient=True, expand=True)
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                DownloadColumn(),
+            )
+            self._bars = Progress(
+                *columns, TransferSpeedColumn(), console=self._console, transient=True, expand=True
+            )
             self._bars.start()
         if key not in self._tasks:
             self._tasks[key] = self._bars.add_task(printable(name), total=total)

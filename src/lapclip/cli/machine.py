@@ -10,7 +10,11 @@ from rich.markup import escape
 from lapclip.cli.output import Common, emit, typed
 from lapclip.text import counted, gigabytes
 
-MARKS = {True: "[green]ok[/green]     ", False: "[yellow]warning[/yellow]", None: "[dim]unknown[/dim]"}
+MARKS = {
+    True: "[green]ok[/green]     ",
+    False: "[yellow]warning[/yellow]",
+    None: "[dim]unknown[/dim]",
+}
 
 
 def machine(*, common: Common | None = None) -> int:
@@ -29,9 +33,16 @@ def machine(*, common: Common | None = None) -> int:
     with Console(stderr=True).status("examining the machine") as status:
         found = overview(status.update)
     lines = [f"  {name:<14}{escape(text)}" for name, text in rows(found)]
-    listed = [f"  {MARKS[check['ok']]}  {check['name']:<16}{escape(check['text'])}" for check in found["checks"]]
+    listed = [
+        f"  {MARKS[check['ok']]}  {check['name']:<16}{escape(check['text'])}"
+        for check in found["checks"]
+    ]
     head = f"[bold]{escape(found['chip'])}[/bold]"
-    emit(found, [head, *lines, "", "[bold]checks[/bold]", *listed, "", f"Next: {typed('train')}"], common)
+    emit(
+        found,
+        [head, *lines, "", "[bold]checks[/bold]", *listed, "", f"Next: {typed('train')}"],
+        common,
+    )
     return 0
 
 
@@ -39,8 +50,14 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     """Every fact, as a name and a text."""
     listed = [
         ("cores", _cores(found)),
-        ("vectors", "unknown" if found["features"] is None else " ".join(found["features"]) or "none known"),
-        ("memory", f"{gigabytes(found['memory_bytes'])}, {gigabytes(found['memory_free_bytes'])} free"),
+        (
+            "vectors",
+            "unknown" if found["features"] is None else " ".join(found["features"]) or "none known",
+        ),
+        (
+            "memory",
+            f"{gigabytes(found['memory_bytes'])}, {gigabytes(found['memory_free_bytes'])} free",
+        ),
         ("swap", _swap(found)),
         ("disk", f"{gigabytes(found['disk_free_bytes'])} free here"),
         ("power", _power(found)),
@@ -49,16 +66,24 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("system", f"{found['system']} on {found['architecture']}, Python {found['python']}"),
         ("torch", _torch(found["torch"])),
     ]
-    listed += [("accelerator", _accelerator(each)) for each in found["accelerators"]] or [("accelerator", "none found")]
+    listed += [("accelerator", _accelerator(each)) for each in found["accelerators"]] or [
+        ("accelerator", "none found")
+    ]
     return listed
 
 
 def _cores(found: dict[str, Any]) -> str:
     fast, slow = found["performance_cores"], found["efficiency_cores"]
     kinds = (
-        "kinds unknown" if fast is None else f"{fast} performance and {slow} efficiency" if slow else "all of one kind"
+        "kinds unknown"
+        if fast is None
+        else f"{fast} performance and {slow} efficiency"
+        if slow
+        else "all of one kind"
     )
-    usable = f", {found['usable_cores']} usable here" if found["usable_cores"] != found["cores"] else ""
+    usable = (
+        f", {found['usable_cores']} usable here" if found["usable_cores"] != found["cores"] else ""
+    )
     physical = "unknown" if found["physical_cores"] is None else found["physical_cores"]
     return f"{physical} ({kinds}), {counted(found['cores'], 'thread')}{usable}"
 
@@ -84,13 +109,28 @@ def _energy(found: dict[str, Any]) -> str:
 def _torch(build: dict[str, Any] | None) -> str:
     if build is None:
         return "not installed"
-    backend = f"CUDA {build['cuda']}" if build["cuda"] else f"ROCm {build['hip']}" if build["hip"] else None
-    parts = [build["version"], backend, counted(build["threads"], "thread"), f"vectors {build['vectors']}"]
+    backend = (
+        f"CUDA {build['cuda']}"
+        if build["cuda"]
+        else f"ROCm {build['hip']}"
+        if build["hip"]
+        else None
+    )
+    parts = [
+        build["version"],
+        backend,
+        counted(build["threads"], "thread"),
+        f"vectors {build['vectors']}",
+    ]
     return ", ".join(part for part in parts if part)
 
 
 def _accelerator(each: dict[str, Any]) -> str:
-    memory = "shares the machine's memory" if each["shares_memory"] else f"memory {gigabytes(each['memory_bytes'])}"
+    memory = (
+        "shares the machine's memory"
+        if each["shares_memory"]
+        else f"memory {gigabytes(each['memory_bytes'])}"
+    )
     free = f", {gigabytes(each['free_bytes'])} free" if each["free_bytes"] is not None else ""
     return f"{each['name']} ({each['kind']}), {memory}{free}, driver {each['driver'] or 'unknown'}"
 

@@ -42,7 +42,9 @@ def model(name: str, /, *, common: Common | None = None) -> int:
     lines = [f"[bold]{name}[/bold]  {counts['parameters']:,} parameters"]
     lines += [f"  {what:<18}{counts[f'{what}_parameters']:>14,}" for what in ("image", "text")]
     lines += [
-        f"  {field:<18}{value:>14,}" for field, value in asdict(shape).items() if isinstance(value, int) and value
+        f"  {field:<18}{value:>14,}"
+        for field, value in asdict(shape).items()
+        if isinstance(value, int) and value
     ]
     how = {"mini": "train", "tiny": "train --set model.name=tiny", "seed": "train --recipe seed"}
     emit({"name": name, **counts}, [*lines, f"Next: {typed(how.get(name, 'model mini'))}"], common)
@@ -99,20 +101,31 @@ def models(
 
     for name in names:
         if name not in MODELS:
-            raise ConfigError(f"There is no published model {name}. {nearest(name, MODELS)}", hint="lapclip models")
+            raise ConfigError(
+                f"There is no published model {name}. {nearest(name, MODELS)}",
+                hint="lapclip models",
+            )
     for name in names:
         with display() as bar:
             fetch_once(MODELS[name], yes=yes, counting=bar.counting)
     best = published_for_here()
-    shown = [MODELS[name] for name in dict.fromkeys(names)] or sorted(MODELS.values(), key=lambda one: one.parameters)
+    shown = [MODELS[name] for name in dict.fromkeys(names)] or sorted(
+        MODELS.values(), key=lambda one: one.parameters
+    )
     lines: list[str | Table] = [_table(shown)]
     if not names:
         lines.append(f"[dim]Flickr, COCO: {RECALL_SOURCE}[/dim]")
     if chosen := shown[0] if names else best:
-        why = "" if names else f"[dim]The best that this computer has room for: {chosen.name}.[/dim]"
+        why = (
+            "" if names else f"[dim]The best that this computer has room for: {chosen.name}.[/dim]"
+        )
         example = command("search", "PHOTOS", "a dog on a beach", "--model", chosen.name)
         lines += [*[why] * bool(why), f"Next: {escape(typed(example))}"]
-    emit({"models": [one.to_dict() for one in shown], "best_here": best.name if best else None}, lines, common)
+    emit(
+        {"models": [one.to_dict() for one in shown], "best_here": best.name if best else None},
+        lines,
+        common,
+    )
     return 0
 
 
@@ -136,8 +149,15 @@ def _table(shown: list[PublishedModel]) -> Table:
     table.add_column("licence", no_wrap=True)
     table.add_column("here", no_wrap=True)
     for one in shown:
-        recalls = [percent(recall[0]) if recall else UNKNOWN for recall in (one.flickr30k, one.coco)]
+        recalls = [
+            percent(recall[0]) if recall else UNKNOWN for recall in (one.flickr30k, one.coco)
+        ]
         here = "yes" if one.in_cache else "no"
-        numbers = (parameters(one.parameters), size(one.bytes), f"{one.image_gigaflops:.0f}", *recalls)
+        numbers = (
+            parameters(one.parameters),
+            size(one.bytes),
+            f"{one.image_gigaflops:.0f}",
+            *recalls,
+        )
         table.add_row(one.name, *numbers, one.licence, here)
     return table

@@ -20,7 +20,9 @@ def probe(
     texts: Annotated[str | None, Parameter(show_default=False)] = None,
     images: Annotated[int | None, Parameter(show_default=False)] = None,
     device: str = "auto",
-    settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    settings: Annotated[
+        tuple[str, ...], Parameter(name="--set", negative="", show_default=False)
+    ] = (),
     common: Common | None = None,
 ) -> int:
     """Say which pretrained towers suit your images and captions, in a minute and without training.
@@ -57,7 +59,9 @@ def probe(
         from lapclip.commands.probe import IMAGES, Callbacks, ProbeRequest
         from lapclip.commands.probe import probe as probe_data
 
-    request = ProbeRequest(data, _names(towers), _names(texts), IMAGES if images is None else images, device, settings)
+    request = ProbeRequest(
+        data, _names(towers), _names(texts), IMAGES if images is None else images, device, settings
+    )
     with display() as shown:
         result = probe_data(request, Callbacks(shown.doing, shown.data_progress))
     emit(result, _lines(result), common)
@@ -73,7 +77,10 @@ def _lines(result: dict[str, Any]) -> list[str]:
     lines = [f"[bold]{escape(printable(result['source']))}[/bold]  {counts}"]
     pairs = result["pairs"]
     width = max(len(_pair_name(pair)) for pair in pairs)
-    found, expected = f"R@1 of {result['candidates']:,}", f"trained, of {pairs[0]['predicted']['candidates']:,}"
+    found, expected = (
+        f"R@1 of {result['candidates']:,}",
+        f"trained, of {pairs[0]['predicted']['candidates']:,}",
+    )
     head = f"{'text to image':<{width}}   {found:<24}{expected:<24}{'parameters':>10}{'reads all in':>16}{'memory':>10}"
     lines.append(f"[bold]{head}[/bold]")
     learning = f"heads on {result['training_images']:,} images"
@@ -88,8 +95,15 @@ def _lines(result: dict[str, Any]) -> list[str]:
     lines.append(f"[dim]{'chance':<{width}}   {percent(result['chance'])}[/dim]")
     lines += [f"[dim]{escape(printable(note))}[/dim]" for note in result["notes"]]
     best = result["recommended"]
-    lines += ["", f"Recommended: {escape(best['image'])} and {escape(best['text'])}; {escape(best['why'])}."]
-    return [*lines, f"[dim]in {duration(result['seconds'])}[/dim]", f"Next: {escape(typed(best['command']))}"]
+    lines += [
+        "",
+        f"Recommended: {escape(best['image'])} and {escape(best['text'])}; {escape(best['why'])}.",
+    ]
+    return [
+        *lines,
+        f"[dim]in {duration(result['seconds'])}[/dim]",
+        f"Next: {escape(typed(best['command']))}",
+    ]
 
 
 def _pair_name(pair: dict[str, Any]) -> str:

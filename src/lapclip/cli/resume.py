@@ -51,12 +51,17 @@ def resume(
 
     check_machines(machines, address, background=background)
     if background and under_torchrun():
-        raise ConfigError("--background cannot be had under torchrun.", hint="nohup torchrun ... &, or a terminal")
+        raise ConfigError(
+            "--background cannot be had under torchrun.", hint="nohup torchrun ... &, or a terminal"
+        )
     if background and not detached:
         from lapclip.commands.background import resume_in_background
 
         found = resume_in_background(ARGUMENTS.get(), run)
-        lines = [f"{found.path} goes on in the background.", f"Next: {typed(command('watch', found.typed))}"]
+        lines = [
+            f"{found.path} goes on in the background.",
+            f"Next: {typed(command('watch', found.typed))}",
+        ]
         emit({"run": str(found.path), "name": found.name, "state": "starting"}, lines, common)
         return 0
     if run is None and not under_torchrun():
@@ -83,4 +88,8 @@ def resume(
             outcome = take_part(lambda ranks: resume_run(run, callbacks, ranks=ranks), callbacks)
         else:
             outcome = resume_run(run, callbacks, detached=detached)
-    return 0 if outcome is None else report_outcome(outcome, None if detached else common, "since it was resumed")
+    return (
+        0
+        if outcome is None
+        else report_outcome(outcome, None if detached else common, "since it was resumed")
+    )

@@ -35,12 +35,26 @@ def runs(*, common: Common | None = None) -> int:
         paused = row["paused"] if row["state"] == "running" else None
         state = "waiting" if row["waits_for"] else "paused" if paused else row["state"]
         name = escape(printable(row["name"] or "(not named yet)"))
-        lines.append(f"{name:<24}{state:<10}{progress:>14}  {best:>7}  {best_step:>7}  {started:<16}  {age}")
+        lines.append(
+            f"{name:<24}{state:<10}{progress:>14}  {best:>7}  {best_step:>7}  {started:<16}  {age}"
+        )
         why = f"for {row['waits_for']} to end" if row["waits_for"] else paused or row["reason"]
         lines += [f"{'':<24}{escape(printable(why))}"] if why else []
-    unfinished = [row["name"] for row in rows if row["steps"] and row["state"] in ("died", "stopped", "failed")]
-    ending = [f"Next: {escape(typed(Run(RUNS / unfinished[-1]).resume_command()))}"] if unfinished else []
-    emit({"runs": rows}, [*lines, *ending] if rows else ["No runs here yet.", f"Next: {typed('train')}"], common)
+    unfinished = [
+        row["name"]
+        for row in rows
+        if row["steps"] and row["state"] in ("died", "stopped", "failed")
+    ]
+    ending = (
+        [f"Next: {escape(typed(Run(RUNS / unfinished[-1]).resume_command()))}"]
+        if unfinished
+        else []
+    )
+    emit(
+        {"runs": rows},
+        [*lines, *ending] if rows else ["No runs here yet.", f"Next: {typed('train')}"],
+        common,
+    )
     return 0
 
 

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 LIMIT = 10
 BAR_CELLS = 8
-BAR_NOTE = "Bars compare these images only: full is the best match, empty an average image of the folder."
+BAR_NOTE = (
+    "Bars compare these images only: full is the best match, empty an average image of the folder."
+)
 LISTED = 5
 """Unreadable images that are shown by name."""
 
@@ -123,14 +125,16 @@ def search(
     if forget:
         if query is not None or like is not None or web:
             raise SearchError(
-                "--forget removes an index and answers nothing.", hint=command("search", folder, "--forget")
+                "--forget removes an index and answers nothing.",
+                hint=command("search", folder, "--forget"),
             )
         return _forget(folder, model, common)
     if query is not None and not folder.exists() and Path(query).is_dir():
         asked = [("like", like), ("port", port), ("host", host if host != "127.0.0.1" else None)]
         meant = command("search", query, folder, *given, *_words(asked), *["--web"] * web)
         raise SearchError(
-            f"There is no folder {folder}, and {query} is one: the folder comes first.", hint=typed(meant)
+            f"There is no folder {folder}, and {query} is one: the folder comes first.",
+            hint=typed(meant),
         )
     check_question(query, like, limit)
     oldest = parse_since(since) if since is not None else None
@@ -139,7 +143,9 @@ def search(
     if query is not None and query.startswith("--"):  # one dash is a word that is not wanted
         raise SearchError(f"Unknown option: {query}.", hint="lapclip search --help")
     if query is not None and is_image(query):
-        raise SearchError(f"There is no image {query}.", hint="an image's path, or words without such an ending")
+        raise SearchError(
+            f"There is no image {query}.", hint="an image's path, or words without such an ending"
+        )
 
     with loading():
         from lapclip.searching.library import Answer, open_library
@@ -151,13 +157,17 @@ def search(
     with display() as shown:
         shown.waiting("reading the model")
         try:
-            library = open_library(folder, model, shown.counting("indexing"), device=device, waiting=shown.waiting)
+            library = open_library(
+                folder, model, shown.counting("indexing"), device=device, waiting=shown.waiting
+            )
         except NoModel as error:
             words = [*[query] * (query is not None), *_words([("like", like)]), *["--web"] * web]
             again = typed(command("search", folder, *words, *given, "--model"))
             raise NoModel(error.message, hint=for_photos(again)) from None
     if web:
-        return _serve(library, host, port, common, query=query or "", like=like, since=oldest, exclude=exclude)
+        return _serve(
+            library, host, port, common, query=query or "", like=like, since=oldest, exclude=exclude
+        )
     asked = time.monotonic()
     answer = Answer([])
     if like is not None:
@@ -167,7 +177,9 @@ def search(
     hits, asked_for = answer.hits, query is not None or like is not None
     said = library.notes_on(answer) if asked_for else library.model_notes()
     result = {
-        "results": [{"path": str(hit.path), "score": hit.score, "number": hit.number} for hit in hits],
+        "results": [
+            {"path": str(hit.path), "score": hit.score, "number": hit.number} for hit in hits
+        ],
         "correction": answer.correction,
         "indexed": library.count,
         "seconds": time.monotonic() - began,
@@ -175,7 +187,9 @@ def search(
         "added": library.update.added,
         "moved": library.update.moved,
         "removed": library.update.removed,
-        "unreadable": [{"path": path, "reason": reason} for path, reason in library.update.unreadable],
+        "unreadable": [
+            {"path": path, "reason": reason} for path, reason in library.update.unreadable
+        ],
         "folder": str(library.folder),
         "model": str(library.model.which.path),
         "why_model": library.model.which.why,
@@ -183,7 +197,10 @@ def search(
         "said": said,
         "notes": library.update.notes,
     }
-    lines = [*_about(library, said), *_ending(library, folder, given, question=asked_for, hits=hits)]
+    lines = [
+        *_about(library, said),
+        *_ending(library, folder, given, question=asked_for, hits=hits),
+    ]
     if common and common.json:
         emit(result, [], common)
         return 0
@@ -213,7 +230,9 @@ def _forget(folder: Path, model: str | None, common: Common | None) -> int:
         "indexes": [one for one in before if one["path"] not in gone],
         "removed": [one for one in before if one["path"] in gone],
     }
-    lines = [f"Removed the index of {escape(printable(one.name))}, {size(one.bytes)}." for one in chosen]
+    lines = [
+        f"Removed the index of {escape(printable(one.name))}, {size(one.bytes)}." for one in chosen
+    ]
     if known and not chosen:
         words = known[-1].forget_command().removeprefix("lapclip ")
         lines = ["Nothing was removed.", f"Next: {escape(printable(typed(words)))}"]
@@ -249,11 +268,15 @@ def _choose(known: list[KnownIndex]) -> list[KnownIndex]:
         return known
     numbers = {str(at): one for at, one in enumerate(known, 1)}
     if strange := [word for word in answer if word not in numbers]:
-        raise SearchError(f"{strange[0]} is no number of the list. Nothing was removed.", hint="1, or 1 2, or all")
+        raise SearchError(
+            f"{strange[0]} is no number of the list. Nothing was removed.", hint="1, or 1 2, or all"
+        )
     return [one for number, one in numbers.items() if number in answer]
 
 
-def _serve(library: Library, host: str, port: int | None, common: Common | None, **asked: Any) -> int:
+def _serve(
+    library: Library, host: str, port: int | None, common: Common | None, **asked: Any
+) -> int:
     """Say what there is, then the address; with --json the object says it, and lines for people go to stderr."""
     from rich.console import Console
 
@@ -266,7 +289,9 @@ def _serve(library: Library, host: str, port: int | None, common: Common | None,
 
     def ready(address: str) -> None:
         if common and common.json:
-            print(to_json({"url": address, "address": address, "indexed": library.count}), flush=True)
+            print(
+                to_json({"url": address, "address": address, "indexed": library.count}), flush=True
+            )
 
     serve(library, host, port, output=output, ready=ready, **asked)
     return 0
@@ -278,14 +303,19 @@ def _about(library: Library, said: list[str]) -> list[str]:
     from lapclip.which_model import ASKED
 
     found = library.update
-    news = [(found.added, "new or changed"), (found.moved, "renamed or copied"), (found.removed, "gone")]
+    news = [
+        (found.added, "new or changed"),
+        (found.moved, "renamed or copied"),
+        (found.removed, "gone"),
+    ]
     changes = ", ".join(f"{count:,} {what}" for count, what in news if count)
     lines = [f"[dim]{library.count:,} images indexed{f' ({changes})' if changes else ''}[/dim]"]
     lines += [f"[yellow]{escape(printable(note))}[/yellow]" for note in found.notes]
     if found.unreadable:
         lines.append(f"[yellow]{len(found.unreadable):,} could not be read:[/yellow]")
         lines += [
-            f"  {escape(printable(path))}: {escape(printable(reason))}" for path, reason in found.unreadable[:LISTED]
+            f"  {escape(printable(path))}: {escape(printable(reason))}"
+            for path, reason in found.unreadable[:LISTED]
         ]
         if len(found.unreadable) > LISTED:
             lines.append(f"  and {len(found.unreadable) - LISTED:,} more; --json lists them all")
@@ -300,7 +330,9 @@ def _words(options: list[tuple[str, object]]) -> list[object]:
     return [word for name, value in options if value is not None for word in (f"--{name}", value)]
 
 
-def _ending(library: Library, folder: Path, same: list[object], *, question: bool, hits: list[Hit]) -> list[str]:
+def _ending(
+    library: Library, folder: Path, same: list[object], *, question: bool, hits: list[Hit]
+) -> list[str]:
     """What to do next, with the same options as were given."""
     from lapclip.text import path_from_here
 
@@ -308,8 +340,14 @@ def _ending(library: Library, folder: Path, same: list[object], *, question: boo
         example = typed(command("search", folder, "a dog on a beach", *same))
         return [f"Next: {escape(example)}"]
     if not hits:
-        return ["No image is left by --since and --exclude." if library.count else "There are no images to find."]
-    return [f"Next: {escape(typed(command('search', folder, '--like', path_from_here(hits[0].path), *same)))}"]
+        return [
+            "No image is left by --since and --exclude."
+            if library.count
+            else "There are no images to find."
+        ]
+    return [
+        f"Next: {escape(typed(command('search', folder, '--like', path_from_here(hits[0].path), *same)))}"
+    ]
 
 
 def _bar(filled: float, encoding: str) -> str:
@@ -328,9 +366,14 @@ def _print_hits(hits: list[Hit], wanted: bool | None) -> None:
     console = Console(highlight=False)
     how = protocol() if sys.stdout.isatty() and wanted is not False else None
     if wanted and how is None:
-        print("This terminal does not say that it can show images: none are drawn.", file=sys.stderr)
+        print(
+            "This terminal does not say that it can show images: none are drawn.", file=sys.stderr
+        )
     for hit in hits:
         bar = _bar(hit.bar or 0.0, console.encoding)
-        console.print(f"{bar}  {hit.score:6.3f}  {escape(printable(path_from_here(hit.path)))}", soft_wrap=True)
+        console.print(
+            f"{bar}  {hit.score:6.3f}  {escape(printable(path_from_here(hit.path)))}",
+            soft_wrap=True,
+        )
         if how and (drawn := thumbnail(hit.path, how)):
             console.file.write(drawn + "\n")

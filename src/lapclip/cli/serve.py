@@ -13,7 +13,9 @@ from lapclip.cli.output import Common, emit
 from lapclip.errors import ConfigError
 from lapclip.text import to_json
 
-EngineName = Literal["torch-float32", "torch-bfloat16", "torch-float16", "onnx-float32", "onnx-int8"]
+EngineName = Literal[
+    "torch-float32", "torch-bfloat16", "torch-float16", "onnx-float32", "onnx-int8"
+]
 
 
 def serve(
@@ -106,7 +108,13 @@ def serve(
         from lapclip.commands import serve as command
 
     if reload:
-        given = {"--port": port, "--api-key-file": api_key_file, "--name": name, "--engine": engine, "--follow": follow}
+        given = {
+            "--port": port,
+            "--api-key-file": api_key_file,
+            "--name": name,
+            "--engine": engine,
+            "--follow": follow,
+        }
         if strange := [option for option, value in given.items() if value]:
             raise ConfigError(
                 f"--reload asks a server that is running, which {strange[0]} does not change.",
@@ -136,6 +144,8 @@ def serve(
     as_json = (lambda line: print(to_json(line), flush=True)) if common and common.json else None
     with display() as shown:
         # No name here for what is prepared: it would keep the first model in memory after a swap.
-        opened = command.open_service(command.prepare(options, shown.doing), shown.counting("indexing"), shown.waiting)
+        opened = command.open_service(
+            command.prepare(options, shown.doing), shown.counting("indexing"), shown.waiting
+        )
     command.serve(opened, as_json)
     return 0

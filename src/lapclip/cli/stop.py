@@ -47,21 +47,36 @@ def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
             while found.state in ("running", "starting"):
                 beat = read_beat(found.pulse) or read_beat(found.starting) or beat
                 time.sleep(0.2)
-                if found.path.exists() and not found.stop_asked():  # a process that began just now forgot it
+                if (
+                    found.path.exists() and not found.stop_asked()
+                ):  # a process that began just now forgot it
                     found.ask_to_stop()
             ends = time.monotonic() + PATIENCE
-            while beat and beat.is_here and beat.process != os.getpid() and beat.alive and time.monotonic() < ends:
+            while (
+                beat
+                and beat.is_here
+                and beat.process != os.getpid()
+                and beat.alive
+                and time.monotonic() < ends
+            ):
                 time.sleep(0.05)  # it still has files of the run open
     except KeyboardInterrupt:
         told = f"Interrupted; {found.name} was asked to stop and will all the same. See: {typed('runs')}"
         raise KeyboardInterrupt(told) from None
     if not found.path.exists():
         stopped = {"run": str(found.path), "state": "stopped", "step": 0}
-        emit(stopped, [f"{found.path} was stopped before it began, and is gone.", f"Next: {typed('runs')}"], common)
+        emit(
+            stopped,
+            [f"{found.path} was stopped before it began, and is gone.", f"Next: {typed('runs')}"],
+            common,
+        )
         return 0
     row = run_row(found)
     result = {"run": str(found.path), "state": row["state"], "step": row["step"]}
     next_command = typed(found.resume_command() if row["state"] == "stopped" else "runs")
-    ending = [f"{found.path} is {row['state']} after step {row['step']:,}.", f"Next: {escape(next_command)}"]
+    ending = [
+        f"{found.path} is {row['state']} after step {row['step']:,}.",
+        f"Next: {escape(next_command)}",
+    ]
     emit(result, ending, common)
     return 0

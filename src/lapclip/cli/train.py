@@ -45,7 +45,9 @@ def train(
     after: str | None = None,
     polite: Annotated[bool, Parameter(negative="")] = False,
     ask: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
-    settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    settings: Annotated[
+        tuple[str, ...], Parameter(name="--set", negative="", show_default=False)
+    ] = (),
     reserved: Annotated[str, Parameter(show=False)] = "",
     yes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     machines: int | None = None,
@@ -127,9 +129,14 @@ def train(
 
     check_machines(machines, address, background=background)
     if background and under_torchrun():
-        raise ConfigError("--background cannot be had under torchrun.", hint="nohup torchrun ... &, or a terminal")
+        raise ConfigError(
+            "--background cannot be had under torchrun.", hint="nohup torchrun ... &, or a terminal"
+        )
     if barred := [caption for caption in ask if "|" in caption]:
-        raise ConfigError(f"--ask {barred[0]!r}: a caption that is followed holds no vertical bar.", hint="--ask twice")
+        raise ConfigError(
+            f"--ask {barred[0]!r}: a caption that is followed holds no vertical bar.",
+            hint="--ask twice",
+        )
 
     def asked() -> tuple[str, tuple[str, ...]]:
         """The recipe, and all settings that differ from it."""
@@ -137,7 +144,9 @@ def train(
             have_model(model, yes=yes)
         own = *["work.polite=true"] * polite, *[f"work.ask={'|'.join(ask)}"] * bool(ask)
         named = *source_setting(data), *start_setting(start), *teacher_setting(teacher)
-        flags = flag_settings({"device": device, "batch_size": batch_size, "epochs": epochs, "lr": lr})
+        flags = flag_settings(
+            {"device": device, "batch_size": batch_size, "epochs": epochs, "lr": lr}
+        )
         return recipe_for(data, recipe, start), (*named, *settings, *flags, *own)
 
     if under_torchrun():
@@ -172,13 +181,18 @@ def train(
             from lapclip.commands.train import train as train_run
 
         # In the background log.txt has the run's lines already.
-        callbacks = Callbacks([] if reserved else [shown], shown.data_progress, shown.tuning_progress)
+        callbacks = Callbacks(
+            [] if reserved else [shown], shown.data_progress, shown.tuning_progress
+        )
         outcome = train_run(recipe, settings, minutes, name, callbacks, reserved)
     return report_outcome(outcome, None if reserved else common)
 
 
 def _train_together(
-    asked: Callable[[], tuple[str, tuple[str, ...]]], minutes: float | None, name: str | None, common: Common | None
+    asked: Callable[[], tuple[str, tuple[str, ...]]],
+    minutes: float | None,
+    name: str | None,
+    common: Common | None,
 ) -> int:
     """Train on one of the ranks that torchrun started. Only the one that writes looks at what was asked for."""
     from lapclip.commands.resume import take_part
@@ -187,7 +201,9 @@ def _train_together(
 
     with display() as shown:
         callbacks = Callbacks([shown], shown.data_progress, shown.tuning_progress)
-        outcome = take_part(lambda ranks: train_run(*asked(), minutes, name, callbacks, ranks=ranks), callbacks)
+        outcome = take_part(
+            lambda ranks: train_run(*asked(), minutes, name, callbacks, ranks=ranks), callbacks
+        )
     return 0 if outcome is None else report_outcome(outcome, common)
 
 
@@ -195,12 +211,20 @@ def report_outcome(outcome: Outcome, common: Common | None, whole: str = "in all
     """Print how a run ended. One that is stopped only to meet other computers has no result yet: its agent starts it
     again, or says why not."""
     if outcome.stop_signal == signal.SIGTERM and machines_wanted():
-        print(f"Saved after step {outcome.steps:,} of {outcome.run}: the computers meet again.", file=sys.stderr)
+        print(
+            f"Saved after step {outcome.steps:,} of {outcome.run}: the computers meet again.",
+            file=sys.stderr,
+        )
     else:
         emit(outcome.to_dict(), summary(outcome, whole), common)
     if common and common.debug:
-        phases = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in outcome.phase_seconds.items())
-        print(f"Phases: imports and end {_process_seconds() - outcome.seconds:.2f} s, {phases}", file=sys.stderr)
+        phases = ", ".join(
+            f"{phase} {seconds:.2f} s" for phase, seconds in outcome.phase_seconds.items()
+        )
+        print(
+            f"Phases: imports and end {_process_seconds() - outcome.seconds:.2f} s, {phases}",
+            file=sys.stderr,
+        )
     return outcome.exit_status
 
 
@@ -220,7 +244,11 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
             f"Go on: {escape(typed(resume_together(name)))}",
         ]
     kinds = set(outcome.devices.values())
-    where = kinds.pop() if len(kinds) == 1 else ", ".join(f"{tower} on {at}" for tower, at in outcome.devices.items())
+    where = (
+        kinds.pop()
+        if len(kinds) == 1
+        else ", ".join(f"{tower} on {at}" for tower, at in outcome.devices.items())
+    )
     return [
         *recall_table(outcome.evaluation),
         *start_lines(outcome.start_evaluation),
@@ -246,7 +274,11 @@ def _further(outcome: Outcome, name: str) -> list[str]:
     from lapclip.runs.folder import Run
 
     if not find_source(outcome.data).is_drawn:
-        find = [command("search", outcome.data, "--model", name, "--web")] if Path(outcome.data).is_dir() else []
+        find = (
+            [command("search", outcome.data, "--model", name, "--web")]
+            if Path(outcome.data).is_dir()
+            else []
+        )
         return [
             *(f"      {escape(typed(each))}" for each in [*find, command("report", name)]),
             f"      or, in Python: lapclip.load({outcome.run!r})",

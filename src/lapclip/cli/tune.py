@@ -12,7 +12,17 @@ from lapclip.cli.output import Common, emit, source_setting, typed
 from lapclip.config import recipe_for
 from lapclip.suggest import command
 
-SHOWN = ("device", "towers", "dtype", "attention", "linear", "micro_batch", "threads", "loader_threads", "compile")
+SHOWN = (
+    "device",
+    "towers",
+    "dtype",
+    "attention",
+    "linear",
+    "micro_batch",
+    "threads",
+    "loader_threads",
+    "compile",
+)
 
 
 def tune(
@@ -21,7 +31,9 @@ def tune(
     *,
     recipe: Annotated[str | None, Parameter(show_default=False)] = None,
     seconds: float = 60.0,
-    settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    settings: Annotated[
+        tuple[str, ...], Parameter(name="--set", negative="", show_default=False)
+    ] = (),
     common: Common | None = None,
 ) -> int:
     """Find the fastest correct settings for a recipe on this machine, by timing real training steps.
@@ -54,7 +66,9 @@ def tune(
         from lapclip.commands.tune import tune as tune_recipe
 
     with display() as shown:
-        callbacks = Callbacks(data_progress=shown.data_progress, tuning_progress=shown.tuning_progress)
+        callbacks = Callbacks(
+            data_progress=shown.data_progress, tuning_progress=shown.tuning_progress
+        )
         asked = [*source_setting(data), *settings]
         found = tune_recipe(recipe_for(data, recipe), asked, seconds, callbacks)
     given = [] if data is None else [data]
@@ -68,19 +82,30 @@ def tune(
 def summary(found: dict[str, Any], train: str) -> list[str]:
     """What was chosen and why, and what was not."""
     lines = [f"recipe {escape(found['recipe'])}", ""]
-    towers, why = [found["choices"][f"{tower}_device"] for tower in ("image", "text")], found["reasons"]
-    both = f"image on {towers[0]}, text on {towers[1]}" if towers[0] != towers[1] else "on one device"
+    towers, why = (
+        [found["choices"][f"{tower}_device"] for tower in ("image", "text")],
+        found["reasons"],
+    )
+    both = (
+        f"image on {towers[0]}, text on {towers[1]}" if towers[0] != towers[1] else "on one device"
+    )
     choices, reasons = found["choices"] | {"towers": both}, why | {"towers": why["image_device"]}
     for name in SHOWN:
         choice = choices[name]
         shown = "whole batch" if name == "micro_batch" and not choice else str(choice)
-        lines.append(f"[bold]{name.replace('_', ' '):<16}{shown}[/bold]\n{'':16}[dim]{escape(reasons[name])}[/dim]")
+        lines.append(
+            f"[bold]{name.replace('_', ' '):<16}{shown}[/bold]\n{'':16}[dim]{escape(reasons[name])}[/dim]"
+        )
     lines.append("")
-    lines.append(f"{found['pairs_per_second']:,.1f} pairs/s, {found['seconds_a_step'] * 1e3:,.1f} ms a step")
+    lines.append(
+        f"{found['pairs_per_second']:,.1f} pairs/s, {found['seconds_a_step'] * 1e3:,.1f} ms a step"
+    )
     lines += [f"[dim]not chosen: {escape(entry['reason'])}[/dim]" for entry in found["rejected"]]
     lines += [f"[yellow]{escape(warning)}[/yellow]" for warning in found["warnings"]]
     remembered = (
-        "remembered for lapclip train" if found["remembered"] else "not remembered: lapclip train will tune again"
+        "remembered for lapclip train"
+        if found["remembered"]
+        else "not remembered: lapclip train will tune again"
     )
     lines.append(f"tuned in {found['seconds']:.0f} s; {remembered}")
     return [*lines, f"Next: {escape(typed(train))}"]

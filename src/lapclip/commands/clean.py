@@ -44,7 +44,14 @@ KINDS = {
 }
 REMOVABLE = [kind for kind in KINDS if kind != "runs"]
 AT_WORK = ("running", "starting")
-MEASUREMENTS = ("tune.json", "kernels.json", "canary.json", "compare.json", "gained.json", "calibration-*.safetensors")
+MEASUREMENTS = (
+    "tune.json",
+    "kernels.json",
+    "canary.json",
+    "compare.json",
+    "gained.json",
+    "calibration-*.safetensors",
+)
 """Not trusted.json: what the user has agreed to is no measurement."""
 WORKS, WRITES = "a process works with it now", "a process writes to it now"
 USES = "another process uses its model now, for example to serve it"
@@ -90,7 +97,9 @@ class Cleaned:
     def to_dict(self) -> dict[str, Any]:
         return {
             "items": [item.to_dict() for item in self.items],
-            "bytes": {kind: sum(item.bytes for item in self.items if item.kind == kind) for kind in KINDS},
+            "bytes": {
+                kind: sum(item.bytes for item in self.items if item.kind == kind) for kind in KINDS
+            },
             "removed": [item.to_dict() for item in self.removed],
             "failed": [item.to_dict() for item in self.failed],
             "removed_bytes": sum(item.bytes for item in self.removed),
@@ -101,7 +110,10 @@ def list_items() -> list[Item]:
     """All that takes room, kind by kind, the largest first."""
     found = [*_runs(), *_given(), *_caches(), *_indexes()]
     in_use = _in_use([item.path for item in found])
-    found = [replace(item, kept=WORKS) if item.path in in_use and not item.kept else item for item in found]
+    found = [
+        replace(item, kept=WORKS) if item.path in in_use and not item.kept else item
+        for item in found
+    ]
     order = list(KINDS)
     return sorted(found, key=lambda item: (order.index(item.kind), -item.bytes, str(item.path)))
 
@@ -110,19 +122,29 @@ def chosen(items: Sequence[Item], kinds: Sequence[str], runs: Sequence[str]) -> 
     """What these kinds and these names of runs mean, but for what has to stay."""
     for kind in kinds:
         if kind not in REMOVABLE:
-            raise ConfigError(f"No kind called {kind}. {nearest(kind, REMOVABLE)}", hint="lapclip clean")
+            raise ConfigError(
+                f"No kind called {kind}. {nearest(kind, REMOVABLE)}", hint="lapclip clean"
+            )
     whole = {item.path.name: item for item in items if item.kind == "runs"}
     for name in runs:
         if name not in whole:
-            raise RunError(f"No run called {name} in {RUNS.absolute()}. {nearest(name, whole)}", hint="lapclip runs")
+            raise RunError(
+                f"No run called {name} in {RUNS.absolute()}. {nearest(name, whole)}",
+                hint="lapclip runs",
+            )
         if whole[name].kept:
             works = whole[name].about in AT_WORK
-            hint = command("stop", name) if works else "the same command, once that process has ended"
+            hint = (
+                command("stop", name) if works else "the same command, once that process has ended"
+            )
             raise RunError(f"{whole[name].path} stays: {whole[name].kept}.", hint=hint)
     named = [whole[name] for name in dict.fromkeys(runs)]
     inside = tuple(item.path for item in named)
     others = [item for item in items if item.kind in kinds and not item.kept]
-    return [*named, *(item for item in others if not any(item.path.is_relative_to(path) for path in inside))]
+    return [
+        *named,
+        *(item for item in others if not any(item.path.is_relative_to(path) for path in inside)),
+    ]
 
 
 def remove(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
@@ -161,7 +183,9 @@ def _alone(item: Item) -> Iterator[None]:
             raise OSError("its run is not finished any more")
         if item.kind == "data" and (why := _why_given_stays([item.path.name])[item.path.name]):
             raise OSError(why)
-        if os.name == "nt":  # no folder with an open file can be renamed there, so that a lock taken now keeps it too
+        if (
+            os.name == "nt"
+        ):  # no folder with an open file can be renamed there, so that a lock taken now keeps it too
             held.close()
         yield
 
@@ -185,12 +209,17 @@ def _runs() -> Iterator[Item]:
             yield Item("checkpoints", run.checkpoints, _size(run.checkpoints), run.name, run=run)
         elif not busy:
             # The lock of a run tells that nobody is just writing, so all of it is left behind.
-            for path in (*run.checkpoints.glob(".step-*.partial"), *run.checkpoints.glob("damaged-step-*")):
+            for path in (
+                *run.checkpoints.glob(".step-*.partial"),
+                *run.checkpoints.glob("damaged-step-*"),
+            ):
                 if not path.is_symlink():
                     yield Item("leftovers", path, _size(path), run.name, run=run)
         for folder in (run.path, run.model, run.path / "exported"):
             for path in paths.leftovers(folder):
-                if path.suffix != ".old":  # perhaps the only copy of an export, which the next export moves back
+                if (
+                    path.suffix != ".old"
+                ):  # perhaps the only copy of an export, which the next export moves back
                     yield Item("leftovers", path, _size(path), run.name)
 
 
@@ -211,9 +240,13 @@ def _why_given_stays(names: Sequence[str]) -> dict[str, str]:
     runs = all_runs()
     learnt = {given_name(run.data_source() or ""): run.name for run in runs}
     preparing = [Path(beat.about) for beat in others_at_work(PREPARING)]
-    begins = any(run.is_starting for run in runs) or any(path.is_relative_to(RUNS.absolute()) for path in preparing)
+    begins = any(run.is_starting for run in runs) or any(
+        path.is_relative_to(RUNS.absolute()) for path in preparing
+    )
     otherwise = "a run begins here, perhaps with it" if begins else ""
-    return {name: f"{learnt[name]} learnt from it" if name in learnt else otherwise for name in names}
+    return {
+        name: f"{learnt[name]} learnt from it" if name in learnt else otherwise for name in names
+    }
 
 
 def _caches() -> Iterator[Item]:
@@ -235,7 +268,9 @@ def _indexes() -> Iterator[Item]:
     for path in root.glob("*"):
         if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
             locks = tuple(database.with_name(LOCK) for database in databases_in(path))
-            yield Item("indexes", path, _size(path), what_is_indexed(path), _held(locks), locks=locks)
+            yield Item(
+                "indexes", path, _size(path), what_is_indexed(path), _held(locks), locks=locks
+            )
     for path in paths.leftovers(root):
         yield Item("leftovers", path, _size(path))
 
@@ -262,7 +297,9 @@ def _source(store: Path) -> str:
         name = file.read_bytes().decode("utf-8", "replace")[:200] if store.is_dir() else ""
     except OSError:
         return ""
-    return ", ".join(filter(None, (name, f"used {days:.0f} days ago" if days >= 1 else "used today")))
+    return ", ".join(
+        filter(None, (name, f"used {days:.0f} days ago" if days >= 1 else "used today"))
+    )
 
 
 def _held(locks: Sequence[Path]) -> str:
@@ -306,5 +343,9 @@ def _in_use(found: Sequence[Path]) -> set[Path]:
         with suppress(psutil.Error, OSError, AttributeError):  # macOS tells no maps
             names |= {region.path for region in process.memory_maps()}
         for name in names:
-            used |= {real[str(folder)] for folder in (Path(name), *Path(name).parents) if str(folder) in real}
+            used |= {
+                real[str(folder)]
+                for folder in (Path(name), *Path(name).parents)
+                if str(folder) in real
+            }
     return used

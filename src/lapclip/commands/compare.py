@@ -21,7 +21,9 @@ from lapclip.progress import Status
 def compare(*, quick: bool, seconds: float | None, progress: Status) -> dict[str, Any]:
     """Compare the devices of this machine and save the result for `report`."""
     if seconds is not None and seconds <= 0:
-        raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip compare --quick")
+        raise ConfigError(
+            f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip compare --quick"
+        )
     usual = comparison.QUICK_SECONDS if quick else comparison.SECONDS
     found = comparison.compare(seconds or usual, progress)
     saved = CacheFile("compare.json")

@@ -57,7 +57,11 @@ def settings_for(source: str, recipe: str | None, settings: Sequence[str]) -> tu
 
 
 def _layers(source: str, recipe: str, settings: Sequence[str]) -> list[Layer]:
-    return [read_recipe(recipe), Layer("DATA", {"data": {"source": source}}), parse_settings(list(settings))]
+    return [
+        read_recipe(recipe),
+        Layer("DATA", {"data": {"source": source}}),
+        parse_settings(list(settings)),
+    ]
 
 
 def has_towers(config: Config) -> bool:
@@ -68,7 +72,10 @@ def has_towers(config: Config) -> bool:
 def comes_with_heads(config: Config) -> bool:
     """Whether its pretrained towers are those that the recipe `heads` comes with."""
     towers = SHAPES["towers"]
-    return config.model.image_from in ("", towers.image_from) and config.model.text_from in ("", towers.text_from)
+    return config.model.image_from in ("", towers.image_from) and config.model.text_from in (
+        "",
+        towers.text_from,
+    )
 
 
 def open_towers(config: Config, layers: Sequence[Layer]) -> tuple[Config, InitialWeights | None]:
@@ -80,7 +87,9 @@ def open_towers(config: Config, layers: Sequence[Layer]) -> tuple[Config, Initia
     return find_initial_weights(config, layers)
 
 
-def list_images(config: Config, progress: Progress | None = None, table: Table | None = None) -> Listing:
+def list_images(
+    config: Config, progress: Progress | None = None, table: Table | None = None
+) -> Listing:
     """The images and captions of the data, with their splits."""
     drawing = progress and (lambda done, total, what="", /: progress(done, total))
     return list_data(config.data, config.model.image_size, drawing, table)
@@ -96,22 +105,33 @@ def check_data(
 ) -> dict[str, Any]:
     """Everything `lapclip data check --json` prints."""
     began = time.perf_counter()
-    taken, _, table = settle_recipe(recipe_for(source, recipe), [f"data.source={json.dumps(source)}", *settings])
+    taken, _, table = settle_recipe(
+        recipe_for(source, recipe), [f"data.source={json.dumps(source)}", *settings]
+    )
     config, recipe = settings_for(source, taken, settings)
     listing = list_images(config, progress, table)
     rows = listing.table.rows
     if not rows:
-        raise DataError(f"No images with captions were found in {source}.", hint="lapclip train --help")
+        raise DataError(
+            f"No images with captions were found in {source}.", hint="lapclip train --help"
+        )
     facts = inspect_images([row.image for row in rows], progress)
     splits = _assigned(listing, facts)
-    training = [caption for row, split in zip(rows, splits, strict=True) if split == TRAIN for caption in row.captions]
+    training = [
+        caption
+        for row, split in zip(rows, splits, strict=True)
+        if split == TRAIN
+        for caption in row.captions
+    ]
     captions = [caption for row in rows for caption in row.captions]
     status("cutting captions into tokens")
     config, towers = open_towers(config, _layers(source, recipe, settings))
     if towers and towers.tokenizer:
         tokenizer, why = towers.tokenizer, "the one of the pretrained text tower"
     else:
-        tokenizer, why = choose_tokenizer(config.data, training or captions, listing.alphabet, config.model.context)
+        tokenizer, why = choose_tokenizer(
+            config.data, training or captions, listing.alphabet, config.model.context
+        )
     config = replace_in(config, "model", vocabulary=tokenizer.vocabulary)
     lengths = sorted(tokenizer.length(caption) for caption in captions)
     usable = [at for at, each in enumerate(facts) if not each.fault]
@@ -119,8 +139,12 @@ def check_data(
     belong = _belonging(listing, usable, captions, status, data_progress)
     status("looking for copies and other faults")
     findings = find_all(listing.table, splits, facts, tokenizer, config, belong)
-    learning = sum(split == TRAIN and not each.fault for split, each in zip(splits, facts, strict=True))
-    typical = min(config.model.context, -(-lengths[len(lengths) * 95 // 100] // 8) * 8) if lengths else 8
+    learning = sum(
+        split == TRAIN and not each.fault for split, each in zip(splits, facts, strict=True)
+    )
+    typical = (
+        min(config.model.context, -(-lengths[len(lengths) * 95 // 100] // 8) * 8) if lengths else 8
+    )
     seconds, origin, once = 0.0, "there is nothing to train on", 0.0
     if learning:
         status("timing a training step")
@@ -141,7 +165,11 @@ def check_data(
         "belonging": belong,
         "ceilings": _ceilings(rows, splits, facts, tokenizer, config.model.context),
         "caption_symbols": _lengths(lengths, config.model.context),
-        "tokenizer": {"kind": tokenizer.to_dict()["kind"], "vocabulary": tokenizer.vocabulary, "reason": why},
+        "tokenizer": {
+            "kind": tokenizer.to_dict()["kind"],
+            "vocabulary": tokenizer.vocabulary,
+            "reason": why,
+        },
         "scripts": {script: len(members) for script, members in count_scripts(captions).items()},
         "picture_pixels": _sizes(facts),
         "needs": {
@@ -168,7 +196,12 @@ def _belonging(
     """Whether captions belong to their images; None where that cannot be told: no towers here, too few images, or
     captions in scripts that the text tower does not know. Drawn images come with theirs, and classes are captions."""
     latin = len(count_scripts(captions).get("Latin", ()))
-    if listing.drawn is not None or listing.table.classes or not towers_installed() or latin < 0.8 * len(captions):
+    if (
+        listing.drawn is not None
+        or listing.table.classes
+        or not towers_installed()
+        or latin < 0.8 * len(captions)
+    ):
         return None
     from lapclip.commands.probe import Callbacks, check_belonging  # brings torch
 
@@ -181,7 +214,9 @@ def _assigned(listing: Listing, facts: Sequence[ImageFacts]) -> Sequence[str]:
         return listing.splits
     usable = [at for at, each in enumerate(facts) if not each.fault]
     keys = copy_keys([facts[at].content for at in usable], [facts[at].signature for at in usable])
-    return split_rows(listing.config, listing.table.rows, Signatures(dict(zip(usable, keys, strict=True))))
+    return split_rows(
+        listing.config, listing.table.rows, Signatures(dict(zip(usable, keys, strict=True)))
+    )
 
 
 def outlook(training: int, taken: str = PHOTOS_RECIPE, source: str = "DATA") -> str:
@@ -211,11 +246,18 @@ def _splits(rows: Sequence[Row], splits: Sequence[str]) -> dict[str, dict[str, i
     captions: Counter[str] = Counter()
     for row, split in zip(rows, splits, strict=True):
         captions[split] += len(row.captions)
-    return {split: {"images": count, "captions": captions[split]} for split, count in Counter(splits).items()}
+    return {
+        split: {"images": count, "captions": captions[split]}
+        for split, count in Counter(splits).items()
+    }
 
 
 def _ceilings(
-    rows: Sequence[Row], splits: Sequence[str], facts: Sequence[ImageFacts], tokenizer: Tokenizer, context: int
+    rows: Sequence[Row],
+    splits: Sequence[str],
+    facts: Sequence[ImageFacts],
+    tokenizer: Tokenizer,
+    context: int,
 ) -> dict[str, dict[str, float]]:
     """For each held-out split, the best that any model can score on it."""
     found = {}
@@ -223,7 +265,9 @@ def _ceilings(
         members = [at for at, own in enumerate(splits) if own == split and not facts[at].fault]
         if split != TRAIN and members:
             contents = [facts[at].content for at in members]
-            found[split] = ceilings(contents, [rows[at].captions for at in members], tokenizer, context)
+            found[split] = ceilings(
+                contents, [rows[at].captions for at in members], tokenizer, context
+            )
     return found
 
 
@@ -231,14 +275,23 @@ def _lengths(lengths: Sequence[int], context: int) -> dict[str, float]:
     if not lengths:
         return {"median": 0, "longest": 0, "limit": context, "cut": 0}
     cut = sum(length > context for length in lengths)
-    return {"median": statistics.median(lengths), "longest": lengths[-1], "limit": context, "cut": cut}
+    return {
+        "median": statistics.median(lengths),
+        "longest": lengths[-1],
+        "limit": context,
+        "cut": cut,
+    }
 
 
 def _sizes(facts: Sequence[ImageFacts]) -> dict[str, float]:
     sides = sorted(min(each.width, each.height) for each in facts if not each.fault)
     if not sides:
         return {}
-    return {"shortest": sides[0], "median_short_side": statistics.median(sides), "longest_short_side": sides[-1]}
+    return {
+        "shortest": sides[0],
+        "median_short_side": statistics.median(sides),
+        "longest_short_side": sides[-1],
+    }
 
 
 PAIRS = 16
@@ -246,13 +299,21 @@ PAIRS = 16
 
 
 def epoch_seconds(
-    config: Config, images: int, caption_tokens: int, towers: InitialWeights | None = None, captions: int = 0
+    config: Config,
+    images: int,
+    caption_tokens: int,
+    towers: InitialWeights | None = None,
+    captions: int = 0,
 ) -> tuple[float, str, float]:
     """Seconds of a pass over the training images, where the number comes from, and the seconds in which frozen towers
     read all images and captions, once before the first pass."""
     tuned = None if towers else _tuned_step(config)
     if tuned is not None:
-        return images / config.train.batch_size * tuned, "from steps that were timed here before", 0.0
+        return (
+            images / config.train.batch_size * tuned,
+            "from steps that were timed here before",
+            0.0,
+        )
     busy = busy_cores()
     timed = _timed_pair(config, caption_tokens, towers)
     origin = f"from {PAIRS} pairs timed now on {timed.device} in float32; {busy or 'lapclip tune times whole steps'}"
@@ -287,7 +348,12 @@ def _timed_pair(config: Config, caption_tokens: int, towers: InitialWeights | No
 
     device = available(config.train.device)[0]
     # In a run of two steps whose first half is cheap, step 1 is of one kind and step 2 of the other.
-    plain = {"dtype": "float32", "image_attention": "fused", "text_attention": "fused", "linear": "torch"}
+    plain = {
+        "dtype": "float32",
+        "image_attention": "fused",
+        "text_attention": "fused",
+        "linear": "torch",
+    }
     train = replace(config.train, **plain, compile="none", micro_batch=0, steps=2, cheap_share=0.5)
     model = (towers.take() if towers else CLIP(config.model)).to(device.torch)
     if towers:
@@ -304,15 +370,27 @@ def _timed_pair(config: Config, caption_tokens: int, towers: InitialWeights | No
         return min([timed(run, device.synchronise) for _ in range(3)][1:])  # the first one warms up
 
     cached = towers_to_cache(model, step.boundaries, fit_views(config))[0] if towers else []
-    inputs = {"image": normalise(torch.from_numpy(pixels), config.model), "text": torch.from_numpy(tokens_BL)}
+    inputs = {
+        "image": normalise(torch.from_numpy(pixels), config.model),
+        "text": torch.from_numpy(tokens_BL),
+    }
     once = dict.fromkeys(inputs, 0.0)
     for tower in cached:
-        given, network, at = inputs[tower].to(device.torch), getattr(model, tower), step.boundaries[tower]
+        given, network, at = (
+            inputs[tower].to(device.torch),
+            getattr(model, tower),
+            step.boundaries[tower],
+        )
         with torch.inference_mode():
             features = network.begin(given, at).cpu().numpy()
-            once[tower] = shortest(lambda network=network, given=given, at=at: network.begin(given, at)) / PAIRS
+            once[tower] = (
+                shortest(lambda network=network, given=given, at=at: network.begin(given, at))
+                / PAIRS
+            )
         batch = replace(batch, **{f"{tower}_features": features})
-    share = config.train.cheap_share if config.train.cheap_size or config.train.patch_dropout else 0.0
+    share = (
+        config.train.cheap_share if config.train.cheap_size or config.train.patch_dropout else 0.0
+    )
     seconds = 0.0
     for number, weight in ((1, share), (2, 1 - share)):
         if weight:
@@ -325,7 +403,11 @@ def _tuned_step(config: Config) -> float | None:
     cache = CacheFile("tune.json")
     start = f"{config.model} batch {config.train.batch_size} captions of "
     try:
-        pages = [page for key, page in cache.entries().items() if key.startswith(start) and key.endswith(__version__)]
+        pages = [
+            page
+            for key, page in cache.entries().items()
+            if key.startswith(start) and key.endswith(__version__)
+        ]
         return float(pages[-1]["seconds_a_step"]) if pages else None
     except (KeyError, TypeError, ValueError):
         return None

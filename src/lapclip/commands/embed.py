@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 
 from lapclip import __version__
-from lapclip.commands.vector_files import FINGERPRINT, Embedded, UnfinishedVectors, VectorFile, vector_file
+from lapclip.commands.vector_files import (
+    FINGERPRINT,
+    Embedded,
+    UnfinishedVectors,
+    VectorFile,
+    vector_file,
+)
 from lapclip.config import AUTO, DataConfig, Layer, build_config, parse_settings
 from lapclip.data.decode import DECODING_VERSION
 from lapclip.data.find_images import Scan, is_inside, walk
@@ -96,7 +102,11 @@ class ToEmbed:
     def folder(self) -> str:
         """The folder that the names of images are relative to; empty where they are no files of their own."""
         first = self.rows[0].image
-        return str(first.path.absolute().parents[first.name.count("/")]) if isinstance(first, ImageFile) else ""
+        return (
+            str(first.path.absolute().parents[first.name.count("/")])
+            if isinstance(first, ImageFile)
+            else ""
+        )
 
 
 def embed(request: EmbedOptions, callbacks: Callbacks = Callbacks()) -> dict[str, Any]:
@@ -107,7 +117,9 @@ def embed(request: EmbedOptions, callbacks: Callbacks = Callbacks()) -> dict[str
     file.check_packages()
     finished = file.check_free()
     with saved.locked():
-        which = which_model(request.model, lambda: _same_as_before(saved.about or finished) or best_on_photos())
+        which = which_model(
+            request.model, lambda: _same_as_before(saved.about or finished) or best_on_photos()
+        )
         callbacks.status("reading the model")
         model = _open(which, request.device)
         found = _find(request, model.view, callbacks.data)
@@ -124,17 +136,23 @@ def embed(request: EmbedOptions, callbacks: Callbacks = Callbacks()) -> dict[str
             "data": found.digest,
         }
         notes, before = [found.how], 0
-        is_there = finished and finished.get("folder") == found.folder  # it may have been moved, and names lead from it
+        is_there = (
+            finished and finished.get("folder") == found.folder
+        )  # it may have been moved, and names lead from it
         if finished and is_there and not saved.about and _changed(finished, about) is None:
             about, before = finished, finished["images"]
-            notes.append(f"{request.out} is up to date: the same images, embedded with the same model")
+            notes.append(
+                f"{request.out} is up to date: the same images, embedded with the same model"
+            )
             unreadable = [Skipped(str(name), str(why)) for name, why in finished.get(LEFT_OUT, ())]
         else:
             notes += _begin(saved, about)
             before = saved.counts["image"]
             _check_room(file, found.rows, saved.rows, model)
             with which.in_use():
-                _Work(saved, found, model, captions=file.embeds_captions).to_the_end(callbacks.counting)
+                _Work(saved, found, model, captions=file.embeds_captions).to_the_end(
+                    callbacks.counting
+                )
             callbacks.status(f"writing {request.out}")
             about = _write(file, found, saved, about)
             saved.done()
@@ -151,7 +169,9 @@ def embed(request: EmbedOptions, callbacks: Callbacks = Callbacks()) -> dict[str
         "model": str(which.path),
         "why_model": which.why,
         "data": request.data,
-        "unreadable": [{"path": one.where, "reason": one.why} for one in [*found.skipped, *unreadable]],
+        "unreadable": [
+            {"path": one.where, "reason": one.why} for one in [*found.skipped, *unreadable]
+        ],
         "notes": [note for note in (*notes, left_out([*found.skipped, *unreadable])) if note],
     }
 
@@ -175,14 +195,21 @@ def _changed(before: dict[str, Any], now: dict[str, Any]) -> str | None:
     return "images, captions or splits have changed" if before.get("data") != now["data"] else None
 
 
-def _write(file: VectorFile, found: ToEmbed, saved: UnfinishedVectors, about: dict[str, Any]) -> dict[str, Any]:
+def _write(
+    file: VectorFile, found: ToEmbed, saved: UnfinishedVectors, about: dict[str, Any]
+) -> dict[str, Any]:
     """Write the file from what was saved; returns what it says of itself."""
     if not saved.counts["image"]:
         saved.done()
         why = left_out(_unreadable(found, saved))
         raise DataError(f"None of the images can be read: {why}.", hint="lapclip data check DATA")
     unreadable = [row for row, _ in saved.unreadable]
-    about = {**about, "images": saved.counts["image"], "captions": saved.counts["text"], "unreadable": len(unreadable)}
+    about = {
+        **about,
+        "images": saved.counts["image"],
+        "captions": saved.counts["text"],
+        "unreadable": len(unreadable),
+    }
     about[LEFT_OUT] = [[one.where, one.why] for one in _unreadable(found, saved)[:MOST_LEFT_OUT]]
     if saved.passing:
         about["data"] = ""  # some may be readable the next time, so that it is not up to date
@@ -198,9 +225,15 @@ def _unreadable(found: ToEmbed, saved: UnfinishedVectors) -> list[Skipped]:
 def _check_outside(request: EmbedOptions) -> None:
     """Nothing is written into the user's images; a file of vectors there would be taken for a table of captions."""
     top = os.path.realpath(os.path.expanduser(request.data))
-    if request.data not in BUILT_IN and os.path.isdir(top) and is_inside(os.path.realpath(request.out), top):
+    if (
+        request.data not in BUILT_IN
+        and os.path.isdir(top)
+        and is_inside(os.path.realpath(request.out), top)
+    ):
         other = Path(os.path.relpath(Path(top).parent)) / request.out.name
-        raise DataError(f"{request.out} lies in {request.data}, among the images.", hint=f"--out {other}")
+        raise DataError(
+            f"{request.out} lies in {request.data}, among the images.", hint=f"--out {other}"
+        )
 
 
 def _same_as_before(about: dict[str, Any] | None) -> WhichModel | None:
@@ -213,10 +246,17 @@ def _same_as_before(about: dict[str, Any] | None) -> WhichModel | None:
 def _open(which: WhichModel, device: str) -> Encoder:
     try:
         model = load(which.path, device)
-    except ConfigError as error:  # a device that is not here, which training would have as a setting
-        raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
+    except (
+        ConfigError
+    ) as error:  # a device that is not here, which training would have as a setting
+        raise ConfigError(
+            error.message.replace("train.device", "--device"), hint="--device auto"
+        ) from None
     if not np.isfinite(model.encode_text(["an image"])).all():
-        raise RunError(f"The model in {which.path} gives no numbers: its training broke down.", hint="lapclip doctor")
+        raise RunError(
+            f"The model in {which.path} gives no numbers: its training broke down.",
+            hint="lapclip doctor",
+        )
     return model
 
 
@@ -225,30 +265,45 @@ def _find(request: EmbedOptions, view: View, progress: DataProgress | None) -> T
     asked = parse_settings(list(request.settings))
     first = Layer("the command", {"data": {"source": request.data}})
     config = build_config([first, asked], SHAPES).data
-    found = _with_captions(config, view, progress, prompted="prompts" in asked.values.get("data", {}))
+    found = _with_captions(
+        config, view, progress, prompted="prompts" in asked.values.get("data", {})
+    )
     if found is None:
         found = ToEmbed(FolderRows(Path(config.source).expanduser()), PLAIN)
         if not found.rows:
             raise DataError(
-                f"There is no image in {config.source}.", hint="a folder with JPEG, PNG, WebP or HEIC files"
+                f"There is no image in {config.source}.",
+                hint="a folder with JPEG, PNG, WebP or HEIC files",
             )
     if request.split is not None:
         splits = dict.fromkeys(row.split for row in found.rows)
         if request.split not in splits:
-            known = nearest(request.split, [split for split in splits if split]) if any(splits) else "It has none."
-            raise DataError(f"The data itself names no split {request.split}. {known}", hint="without --split")
+            known = (
+                nearest(request.split, [split for split in splits if split])
+                if any(splits)
+                else "It has none."
+            )
+            raise DataError(
+                f"The data itself names no split {request.split}. {known}", hint="without --split"
+            )
         found = replace(found, rows=[row for row in found.rows if row.split == request.split])
     return replace(found, digest=_digest(found.rows, found.digest))
 
 
-def _with_captions(config: DataConfig, view: View, progress: DataProgress | None, *, prompted: bool) -> ToEmbed | None:
+def _with_captions(
+    config: DataConfig, view: View, progress: DataProgress | None, *, prompted: bool
+) -> ToEmbed | None:
     """A data set as `lapclip train` reads it; None for a folder of images without captions.
 
     Folders may look like classes and be years or albums: captions are made of their names only where prompts are given.
     """
     folder = Path(config.source).expanduser()
     plain = config.source not in BUILT_IN and folder.is_dir() and not prompted
-    if plain and (forms := forms_in(list(walk(folder, [])))) and forms[0].specificity == Specificity.CLASS_FOLDERS:
+    if (
+        plain
+        and (forms := forms_in(list(walk(folder, []))))
+        and forms[0].specificity == Specificity.CLASS_FOLDERS
+    ):
         return None
     try:
         listing = list_data(config, view, progress)
@@ -259,7 +314,9 @@ def _with_captions(config: DataConfig, view: View, progress: DataProgress | None
     table = listing.table
     if plain and table.classes:  # in the only folder of this one
         return None
-    return ToEmbed(table.rows, table.how, table.skipped, listing.drawn.fingerprint if listing.drawn else "")
+    return ToEmbed(
+        table.rows, table.how, table.skipped, listing.drawn.fingerprint if listing.drawn else ""
+    )
 
 
 def _digest(rows: Sequence[Row], drawn: str) -> str:
@@ -275,8 +332,13 @@ def _digest(rows: Sequence[Row], drawn: str) -> str:
 
 def _check_room(file: VectorFile, rows: Sequence[Row], done: int, model: Encoder) -> None:
     """Vectors are there twice for a moment: as they were saved, and in the file."""
-    captions = sum(len(rows[at].captions) for at in range(done, len(rows))) if file.embeds_captions else 0
-    needed, free = 2 * 4 * model.embedding * (len(rows) - done + captions), room_left(file.path.absolute().parent)
+    captions = (
+        sum(len(rows[at].captions) for at in range(done, len(rows))) if file.embeds_captions else 0
+    )
+    needed, free = (
+        2 * 4 * model.embedding * (len(rows) - done + captions),
+        room_left(file.path.absolute().parent),
+    )
     if needed > free:
         raise DataError(
             f"The disk of {file.path} has too little room: the vectors take {size(needed)} while they are written, and "
@@ -288,7 +350,9 @@ def _check_room(file: VectorFile, rows: Sequence[Row], done: int, model: Encoder
 class _Work:
     """One pass over the rows that are not done."""
 
-    def __init__(self, saved: UnfinishedVectors, found: ToEmbed, model: Encoder, *, captions: bool) -> None:
+    def __init__(
+        self, saved: UnfinishedVectors, found: ToEmbed, model: Encoder, *, captions: bool
+    ) -> None:
         self.saved, self.rows, self.model, self.captions = saved, found.rows, model, captions
         on_cpu = not isinstance(model, Embedder) or model.device.is_cpu
         self.batch = CPU_BATCH if on_cpu else model.batch
@@ -310,9 +374,17 @@ class _Work:
                 done += len(batch)
                 progress(done, total)
                 if done == total or time.monotonic() - self.since > SAVED_EVERY:
-                    self.saved.save(done, np.array(self.images), np.array(self.texts), self.unreadable, self.passing)
+                    self.saved.save(
+                        done,
+                        np.array(self.images),
+                        np.array(self.texts),
+                        self.unreadable,
+                        self.passing,
+                    )
                     self._start_chunk()
-        except KeyboardInterrupt:  # in the middle of anything: what is not saved yet is little, and is lost
+        except (
+            KeyboardInterrupt
+        ):  # in the middle of anything: what is not saved yet is little, and is lost
             raise KeyboardInterrupt(
                 f"Stopped. {self.saved.rows:,} of {total:,} images are embedded, in {self.saved.folder}; the same "
                 "command goes on."
@@ -323,7 +395,10 @@ class _Work:
         view = self.model.view
         todo = range(self.saved.rows, len(self.rows))
         return made_ahead(
-            lambda at: (at, read_stored(self.rows[at].image, view)), todo, AHEAD * self.batch, logical_cores()
+            lambda at: (at, read_stored(self.rows[at].image, view)),
+            todo,
+            AHEAD * self.batch,
+            logical_cores(),
         )
 
     def _take(self, batch: Sequence[tuple[int, Read]]) -> None:
@@ -333,7 +408,9 @@ class _Work:
         for at, read in batch:
             vector = next(vectors) if read.square is not None else None
             if vector is None or not np.isfinite(vector).all():
-                self.unreadable.append((at, read.reason or read.passing or "the model gives no numbers for it"))
+                self.unreadable.append(
+                    (at, read.reason or read.passing or "the model gives no numbers for it")
+                )
                 self.passing += bool(read.passing)
                 continue
             self.images.append(vector)

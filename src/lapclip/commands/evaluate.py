@@ -23,7 +23,12 @@ from lapclip.data.splits import TRAIN
 from lapclip.embedder import Embedder, Encoder, load
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError, nearest
 from lapclip.evaluation import FEW, note_on_chance, note_on_few
-from lapclip.evaluation.calibration import Calibration, calibrate, calibration_path, keep_calibration
+from lapclip.evaluation.calibration import (
+    Calibration,
+    calibrate,
+    calibration_path,
+    keep_calibration,
+)
 from lapclip.evaluation.evaluation import evaluate_classes, evaluate_pairs
 from lapclip.evaluation.hubness import QuestionBank, bank_of, own_bank, read_bank, save_bank
 from lapclip.evaluation.retrieval import linear_baseline
@@ -86,7 +91,9 @@ class EvaluationData:
 
 
 def evaluate(
-    request: EvaluationRequest, data_progress: DataProgress | None = None, encoding_progress: Progress | None = None
+    request: EvaluationRequest,
+    data_progress: DataProgress | None = None,
+    encoding_progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Score a model on images, save the evaluation with its images and its page, and return it."""
     model = find_model(request)
@@ -106,13 +113,21 @@ def _evaluate(
         model.run.check_links()
     config, own = choose_data(model, request)
     templates = choose_templates(request, config, own=own)
-    config = replace(config, prompts="|".join(templates))  # what is said of class folders names the prompts in use
+    config = replace(
+        config, prompts="|".join(templates)
+    )  # what is said of class folders names the prompts in use
     try:
         embedder = load(model.path, request.device)
-    except ConfigError as error:  # a device that is not here, which training would have as a setting
-        raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
+    except (
+        ConfigError
+    ) as error:  # a device that is not here, which training would have as a setting
+        raise ConfigError(
+            error.message.replace("train.device", "--device"), hint="--device auto"
+        ) from None
     view = embedder.view
-    fingerprint, seen = (model.data_fingerprint or "", model.run and model.run.seen) if own else (None, None)
+    fingerprint, seen = (
+        (model.data_fingerprint or "", model.run and model.run.seen) if own else (None, None)
+    )
     opened = open_data(config, view, request.split, fingerprint, data_progress, seen)
     batch_size = model.config.train.batch_size if model.config else None
     trained_on = count_trained_on(model, opened)
@@ -120,7 +135,9 @@ def _evaluate(
     unseen = trained_on == 0 or (trained_on is None and model.made_by is None)
     held_out = unseen and not opened.changed and opened.split != TRAIN
     bank = question_bank(model, opened, view) if held_out and not opened.classes else None
-    scores, calibrated = score(embedder, opened.pairs, opened.classes, templates, batch_size, encoding_progress, bank)
+    scores, calibrated = score(
+        embedder, opened.pairs, opened.classes, templates, batch_size, encoding_progress, bank
+    )
     result: dict[str, Any] = {
         "run": str(model.path),
         "data": config.source,
@@ -137,7 +154,9 @@ def _evaluate(
         **scores,
     }
     if calibrated is not None:
-        calibrated.facts.update(data=config.source, split=opened.split, own_val=own and opened.split == "val")
+        calibrated.facts.update(
+            data=config.source, split=opened.split, own_val=own and opened.split == "val"
+        )
         if kept := keep_calibration(calibrated, calibration_path(model, calibrated.model)):
             result["notes"].append(
                 "The correction that search uses stays as it was measured on "
@@ -165,7 +184,9 @@ def _evaluate(
 
 def _unused_templates(request: EvaluationRequest, opened: EvaluationData) -> list[str]:
     if request.templates and not opened.classes:
-        return ["--templates is for folders of classes; these images have captions, so it was not used."]
+        return [
+            "--templates is for folders of classes; these images have captions, so it was not used."
+        ]
     return []
 
 
@@ -177,7 +198,8 @@ def find_model(request: EvaluationRequest) -> WhichModel:
         if request.data is not None:
             raise
         raise RunError(
-            f"{error.message} To evaluate on it, name the model first.", hint=command("eval", "RUN", request.model)
+            f"{error.message} To evaluate on it, name the model first.",
+            hint=command("eval", "RUN", request.model),
         ) from None
 
 
@@ -187,7 +209,8 @@ def choose_data(model: WhichModel, request: EvaluationRequest) -> tuple[DataConf
     asked = parse_settings(list(request.settings))
     if request.data is None and trained is None:
         raise DataError(
-            f"{model.path} is a model without a run: name the data.", hint=command("eval", model.path, "DATA")
+            f"{model.path} is a model without a run: name the data.",
+            hint=command("eval", model.path, "DATA"),
         )
     source = request.data if request.data is not None else trained.source if trained else ""
     own = trained is not None and _same(source, trained.source)
@@ -196,7 +219,9 @@ def choose_data(model: WhichModel, request: EvaluationRequest) -> tuple[DataConf
         first = Layer("the run", {"data": vars(trained)})
     else:
         # Of the run only the seed: columns and folders of other data are looked for anew.
-        first = Layer("the run", {"data": {"source": source, "seed": trained.seed if trained else 0}})
+        first = Layer(
+            "the run", {"data": {"source": source, "seed": trained.seed if trained else 0}}
+        )
     return build_config([first, asked], SHAPES).data, own
 
 
@@ -226,22 +251,33 @@ def open_data(
     keeps what it learnt from."""
     listing, own = list_data(config, view, progress), fingerprint is not None
     classes, splits = listing.table.classes, listing.splits if own else listing.named_splits(ALL)
-    split, why = choose_split(list(dict.fromkeys(splits)), asked, learnt_from=own, classes=bool(classes))
+    split, why = choose_split(
+        list(dict.fromkeys(splits)), asked, learnt_from=own, classes=bool(classes)
+    )
     chosen = [at for at, each in enumerate(splits) if split in (ALL, each)]
     pairs, notes = listing.load(chosen, view, progress)
     if not len(pairs):
         raise DataError(f"The split {split} has no images that can be read.", hint=f"--split {ALL}")
-    of_training = min(len(pairs), sum(splits[at] == TRAIN for at in chosen))  # at the most: some may be broken
+    of_training = min(
+        len(pairs), sum(splits[at] == TRAIN for at in chosen)
+    )  # at the most: some may be broken
     for_training = of_training if own else None
     if listing.drawn is None:
         changed = seen is not None and listing.has_changed_since(seen, view, progress)
         notes = [*[CHANGED_FILES] * changed, *notes]
         captions = _training_captions(listing) if own and not changed else ()
-        return EvaluationData(split, why, pairs, classes, notes, for_training, None, changed, captions)
+        return EvaluationData(
+            split, why, pairs, classes, notes, for_training, None, changed, captions
+        )
     if fingerprint not in (None, "", listing.drawn.fingerprint):
         notes = ["The data is not what the run began with: it is scored as it is now."]
-    baseline, captions = linear_baseline(listing.drawn.train, pairs), _training_captions(listing) if own else ()
-    return EvaluationData(split, why, pairs, classes, notes, for_training, baseline, training_captions=captions)
+    baseline, captions = (
+        linear_baseline(listing.drawn.train, pairs),
+        _training_captions(listing) if own else (),
+    )
+    return EvaluationData(
+        split, why, pairs, classes, notes, for_training, baseline, training_captions=captions
+    )
 
 
 def choose_split(
@@ -250,14 +286,18 @@ def choose_split(
     """The split to score among those there are, and why this one."""
     if asked is not None:
         if asked not in (ALL, *splits):
-            raise DataError(f"The data has no split {asked}. {nearest(asked, splits)}", hint=f"--split {ALL}")
+            raise DataError(
+                f"The data has no split {asked}. {nearest(asked, splits)}", hint=f"--split {ALL}"
+            )
         return asked, "asked for"
     if classes and not learnt_from:
         return ALL, "classes: all images count"
     if "test" in splits:
         return "test", "it chose nothing"
     if "val" in splits:
-        return "val", "there is no test split" + ("; val chose the checkpoint" if learnt_from else "")
+        return "val", "there is no test split" + (
+            "; val chose the checkpoint" if learnt_from else ""
+        )
     return ALL, "it has no splits of its own" if ALL in splits else "it has no test or val split"
 
 
@@ -266,7 +306,11 @@ def choose_templates(request: EvaluationRequest, config: DataConfig, *, own: boo
     if request.templates:
         return read_templates(request.templates)
     # Of other data, prompts that are not the usual ones come from --set.
-    return read_templates(config.prompts) if own or config.prompts != DataConfig().prompts else list(TEMPLATES)
+    return (
+        read_templates(config.prompts)
+        if own or config.prompts != DataConfig().prompts
+        else list(TEMPLATES)
+    )
 
 
 def score(
@@ -284,14 +328,21 @@ def score(
         images = embedder.encode_pixels(pairs.pixels, progress)
         prompted = class_embeddings(embedder.encode_text, classes, templates)
         check_numbers(images, prompted)
-        return {**evaluate_classes(images, prompted, pairs.labels, classes), "templates": list(templates)}, None
+        return {
+            **evaluate_classes(images, prompted, pairs.labels, classes),
+            "templates": list(templates),
+        }, None
     if not any(pairs.captions):
         raise DataError("None of the images has a caption.", hint="lapclip data check DATA")
     images, texts, owner = embedder.encode_pairs(pairs, progress)
     check_numbers(images, texts)
     questions = short_questions(pairs.captions)
     asked = embedder.encode_text(questions.texts) if questions else None
-    short = evaluate_short_questions(images, asked, questions) if questions and asked is not None else None
+    short = (
+        evaluate_short_questions(images, asked, questions)
+        if questions and asked is not None
+        else None
+    )
     found = {**evaluate_pairs(images, texts, owner, pairs, batch_size), "short_questions": short}
     if bank is None or len(pairs) < FEW:
         return found, None
@@ -318,7 +369,11 @@ def question_bank(model: WhichModel, opened: EvaluationData, view: View) -> Ques
 def _training_captions(listing: Listing) -> Sequence[Sequence[str]]:
     if listing.drawn is not None:
         return listing.drawn.train.captions
-    return [row.captions for row, split in zip(listing.table.rows, listing.splits, strict=True) if split == TRAIN]
+    return [
+        row.captions
+        for row, split in zip(listing.table.rows, listing.splits, strict=True)
+        if split == TRAIN
+    ]
 
 
 def evaluation_paths(folder: Path) -> list[Path]:
@@ -326,7 +381,9 @@ def evaluation_paths(folder: Path) -> list[Path]:
     return [*report_names(folder, "evaluation"), folder / EVALUATION]
 
 
-def save_evaluation(result: dict[str, Any], pairs: Pairs, folder: Path, thumbnails: Path) -> list[Path]:
+def save_evaluation(
+    result: dict[str, Any], pairs: Pairs, folder: Path, thumbnails: Path
+) -> list[Path]:
     """Write the evaluation and its page.
 
     The page holds small copies of images, which are saved in the folder `thumbnails`: the run's own, where the report
@@ -335,7 +392,9 @@ def save_evaluation(result: dict[str, Any], pairs: Pairs, folder: Path, thumbnai
     try:
         save_thumbnails(_shown(result), pairs, thumbnails)
     except OSError as error:
-        raise RunError(f"Cannot write to {thumbnails}: {error.strerror or error}.", hint="--out FOLDER") from error
+        raise RunError(
+            f"Cannot write to {thumbnails}: {error.strerror or error}.", hint="--out FOLDER"
+        ) from error
     files = report_files(evaluation_report(result, thumbnails), folder, "evaluation")
     files[folder / EVALUATION] = to_json(marked(result))
     return write_user_files(files, replace_any=folder == thumbnails)
@@ -387,7 +446,9 @@ def _check_settings(asked: Layer, *, own: bool) -> None:
     """Refuse settings by which images that the run learnt from would be scored as if they were held out."""
     given = asked.values.get("data", {})
     if "source" in given:
-        raise ConfigError("The data to score on is not a setting.", hint=command("eval", "RUN", given["source"]))
+        raise ConfigError(
+            "The data to score on is not a setting.", hint=command("eval", "RUN", given["source"])
+        )
     fixed = [name for name in DECIDE_SPLITS if own and name in given]
     if fixed:
         raise ConfigError(
@@ -399,11 +460,14 @@ def _check_settings(asked: Layer, *, own: bool) -> None:
 def check_numbers(images: np.ndarray, texts: np.ndarray) -> None:
     if not (np.isfinite(images).all() and np.isfinite(texts).all()):
         raise RunError(
-            "The model gives embeddings that are not numbers: its training broke down.", hint="lapclip doctor"
+            "The model gives embeddings that are not numbers: its training broke down.",
+            hint="lapclip doctor",
         )
 
 
 def note_on_training(trained_on: int | None, pictures: int) -> list[str]:
     if not trained_on:
         return []
-    return [f"The model was trained on {trained_on:,} of these {pictures:,} images: this is no test of it."]
+    return [
+        f"The model was trained on {trained_on:,} of these {pictures:,} images: this is no test of it."
+    ]

@@ -39,7 +39,12 @@ class Callbacks:
 
 
 def export(
-    model: str | None, to: str, out: Path | None = None, *, force: bool = False, callbacks: Callbacks = Callbacks()
+    model: str | None,
+    to: str,
+    out: Path | None = None,
+    *,
+    force: bool = False,
+    callbacks: Callbacks = Callbacks(),
 ) -> dict[str, Any]:
     """Write a run's model, or any other that can be loaded, as a folder, and check it before it is called done."""
     format, which = find_format(to), which_model(model)
@@ -48,7 +53,13 @@ def export(
 
 
 def _export(
-    format: ExportFormat, which: WhichModel, to: str, out: Path | None, *, force: bool, callbacks: Callbacks
+    format: ExportFormat,
+    which: WhichModel,
+    to: str,
+    out: Path | None,
+    *,
+    force: bool,
+    callbacks: Callbacks,
 ) -> dict[str, Any]:
     path = out or default_path(which, to)
     check_free(path, force=force)  # before what takes time
@@ -86,7 +97,9 @@ def _title(which: WhichModel) -> str:
 
 
 def write_and_check(
-    format: ExportFormat, job: Job, counting: Callable[[str], Progress] = lambda _: lambda done, total: None
+    format: ExportFormat,
+    job: Job,
+    counting: Callable[[str], Progress] = lambda _: lambda done, total: None,
 ) -> dict[str, Any]:
     """Fill a folder, and compare what was written with the model itself on held-out pairs."""
     held_out = job.pairs.held_out
@@ -96,7 +109,9 @@ def write_and_check(
     if exported is None:
         check = without_running(before)
     else:
-        after = Embedded.by(exported, held_out, counting(f"embedding held-out pairs with {format.engine}"))
+        after = Embedded.by(
+            exported, held_out, counting(f"embedding held-out pairs with {format.engine}")
+        )
         if format.mend(job, written, before, after):
             exported = format.open(job)
             assert exported is not None
@@ -139,20 +154,28 @@ def open_pairs(which: WhichModel, view: View, progress: DataProgress | None) -> 
         return replace(_check_pairs(few, view, progress), notes=(note,))
 
 
-def _check_pairs(config: DataConfig, view: View, progress: DataProgress | None, seen: Path | None = None) -> CheckPairs:
+def _check_pairs(
+    config: DataConfig, view: View, progress: DataProgress | None, seen: Path | None = None
+) -> CheckPairs:
     listing = list_data(config, view, progress)
     rows, splits = listing.table.rows, listing.splits
     split = "test" if "test" in splits else "val"
     chosen = {
-        name: _drawn([at for at, own in enumerate(splits) if own == name and rows[at].captions], most)
+        name: _drawn(
+            [at for at, own in enumerate(splits) if own == name and rows[at].captions], most
+        )
         for name, most in ((split, MOST), (TRAIN, TRAINING))
     }
     if not all(chosen.values()):
         raise DataError(f"{config.source} has no captions in the split {split} or for training")
     held_out, _ = listing.load(chosen[split], view, progress)
     training, _ = listing.load(chosen[TRAIN], view, progress)
-    if held_out.identities is not None and training.identities is not None:  # copies of held-out files stay out
-        training = training.select(np.flatnonzero(~np.isin(training.identities, held_out.identities)).tolist())
+    if (
+        held_out.identities is not None and training.identities is not None
+    ):  # copies of held-out files stay out
+        training = training.select(
+            np.flatnonzero(~np.isin(training.identities, held_out.identities)).tolist()
+        )
     there, used = splits.count(split), len(held_out)
     count = f"{used} images" if used == there and listing.drawn else f"{used} of its {there} images"
     name = find_source(config.source).title or config.source

@@ -87,7 +87,9 @@ class EvaluationSet:
 Counting = Callable[[str], Progress]
 
 
-def gained(request: GainedRequest, data_progress: DataProgress | None, counting: Counting) -> dict[str, Any]:
+def gained(
+    request: GainedRequest, data_progress: DataProgress | None, counting: Counting
+) -> dict[str, Any]:
     """Score the models between start and end on the new data and on the checks, recommend one, and save the result."""
     asked = read_alpha(request.alpha)
     model = which_model(request.run)
@@ -120,7 +122,10 @@ def gained(request: GainedRequest, data_progress: DataProgress | None, counting:
         "summary": summary(new, checks, best.alpha),
         "notes": notes_on(model, run, new, checks),
         "alphas": list(alphas),
-        "shared": {tower: [block, getattr(blend.embedder.model, tower).depth] for tower, block in blend.blocks.items()},
+        "shared": {
+            tower: [block, getattr(blend.embedder.model, tower).depth]
+            for tower, block in blend.blocks.items()
+        },
         "new": new,
         "checks": checks,
         "model": None,
@@ -144,7 +149,9 @@ def read_alpha(text: str | None) -> float | str | None:
     except ValueError:
         alpha = -1.0
     if not 0 <= alpha <= 1:
-        raise ConfigError(f"--alpha must be auto or a number from 0 to 1, not {text}.", hint="--alpha auto")
+        raise ConfigError(
+            f"--alpha must be auto or a number from 0 to 1, not {text}.", hint="--alpha auto"
+        )
     return alpha
 
 
@@ -152,8 +159,12 @@ def open_blend(run: Run, device: str) -> Blend:
     """Both models of a run; the one in model/ is its end."""
     try:
         return Blend(load_torch(run.start, device), load_torch(run.path, device))
-    except ConfigError as error:  # a device that is not here, which training would have as a setting
-        raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
+    except (
+        ConfigError
+    ) as error:  # a device that is not here, which training would have as a setting
+        raise ConfigError(
+            error.message.replace("train.device", "--device"), hint="--device auto"
+        ) from None
 
 
 def open_sets(
@@ -168,13 +179,16 @@ def open_sets(
     if not find_source(own.source).is_drawn:
         # Held-out scenes do not depend on how many there are for training, so hardly any are drawn for that.
         scenes = load_data(DataConfig(train_pairs=2, min_pairs=2), view, progress)
-        opened = EvaluationData("test", "held out from every run on scenes", scenes.splits["test"], (), [], None)
+        opened = EvaluationData(
+            "test", "held out from every run on scenes", scenes.splits["test"], (), [], None
+        )
         found.append(_evaluation_set(model, DataConfig(), opened, own=False))
     for source in dict.fromkeys(request.checks):
         config, is_own = choose_data(model, EvaluationRequest(data=source))
         if is_own:
             raise DataError(
-                f"{source} is what the run learnt from: it is scored as the new data.", hint="--check OTHER"
+                f"{source} is what the run learnt from: it is scored as the new data.",
+                hint="--check OTHER",
             )
         if not find_source(config.source).is_drawn:
             opened = open_data(config, view, None, None, progress)
@@ -182,14 +196,20 @@ def open_sets(
     return found
 
 
-def _evaluation_set(model: WhichModel, config: DataConfig, opened: EvaluationData, *, own: bool) -> EvaluationSet:
+def _evaluation_set(
+    model: WhichModel, config: DataConfig, opened: EvaluationData, *, own: bool
+) -> EvaluationSet:
     if not opened.classes and not any(opened.pairs.captions):
-        raise DataError(f"None of the images of {config.source} has a caption.", hint="lapclip data check DATA")
+        raise DataError(
+            f"None of the images of {config.source} has a caption.", hint="lapclip data check DATA"
+        )
     trained_on = count_trained_on(model, opened)
     notes = [*note_on_training(trained_on, len(opened.pairs)), *opened.notes]
     name = Path(absolute(config.source)).name
     opened = replace(opened, for_training=trained_on)
-    return EvaluationSet(name, config.source, opened, choose_templates(EvaluationRequest(), config, own=own), notes)
+    return EvaluationSet(
+        name, config.source, opened, choose_templates(EvaluationRequest(), config, own=own), notes
+    )
 
 
 def evaluate_sets(
@@ -201,7 +221,9 @@ def evaluate_sets(
     ends.append(blend.embedder.fingerprint())
     found: list[dict[str, Any]] = []
     for one in sets:
-        key = short_digest({"lapclip": __version__, "ends": ends, "alphas": list(alphas), **_facts(one)})
+        key = short_digest(
+            {"lapclip": __version__, "ends": ends, "alphas": list(alphas), **_facts(one)}
+        )
         progress, total = counting(f"embedding {one.name}, start to end"), len(one.opened.pairs)
         scored = SCORED.read(key)
         if scored is None:
@@ -244,7 +266,9 @@ def _notes(one: EvaluationSet) -> list[str]:
     return [*one.notes, *([] if by_class else note_on_few(len(one.opened.pairs)))]
 
 
-def evaluate_set(blend: Blend, one: EvaluationSet, alphas: Sequence[float], progress: Progress) -> dict[str, Any]:
+def evaluate_set(
+    blend: Blend, one: EvaluationSet, alphas: Sequence[float], progress: Progress
+) -> dict[str, Any]:
     """The metrics of one data set at each alpha."""
     pairs, classes = one.opened.pairs, one.opened.classes
     by_class = pairs.labels is not None and bool(classes)
@@ -255,9 +279,13 @@ def evaluate_set(blend: Blend, one: EvaluationSet, alphas: Sequence[float], prog
     elif questions:
         captions = [*captions, *questions.texts]
     total = len(pairs) + len(captions)
-    images = blend.encode_pixels(pairs.pixels, alphas, lambda done, all_: progress(len(pairs) * done // all_, total))
+    images = blend.encode_pixels(
+        pairs.pixels, alphas, lambda done, all_: progress(len(pairs) * done // all_, total)
+    )
     texts = blend.encode_text(
-        captions, alphas, lambda done, all_: progress(len(pairs) + len(captions) * done // all_, total)
+        captions,
+        alphas,
+        lambda done, all_: progress(len(pairs) + len(captions) * done // all_, total),
     )
     scored: list[Scored] = []
     for image_NE, text_ME in zip(images, texts, strict=True):
@@ -269,7 +297,9 @@ def evaluate_set(blend: Blend, one: EvaluationSet, alphas: Sequence[float], prog
         else:
             scored.append(score_pairs(image_NE, text_ME[np.array(which)], owner))
             if questions:
-                asked = evaluate_short_questions(image_NE, text_ME[-len(questions.texts) :], questions)
+                asked = evaluate_short_questions(
+                    image_NE, text_ME[-len(questions.texts) :], questions
+                )
                 scored[-1].scores["short_questions"] = asked
     return {
         "name": one.name,
@@ -287,13 +317,17 @@ def evaluate_set(blend: Blend, one: EvaluationSet, alphas: Sequence[float], prog
     }
 
 
-def notes_on(model: WhichModel, run: Run, new: dict[str, Any], checks: Sequence[dict[str, Any]]) -> list[str]:
+def notes_on(
+    model: WhichModel, run: Run, new: dict[str, Any], checks: Sequence[dict[str, Any]]
+) -> list[str]:
     """What the user should know before believing the metrics."""
     notes = []
     if model.config and not model.config.train.start:
         fitted = model.config.train.head_start == "closed-form"
         knows = (
-            "has linear heads fitted to the training pairs, without training" if fitted else "knows nothing of pairs"
+            "has linear heads fitted to the training pairs, without training"
+            if fitted
+            else "knows nothing of pairs"
         )
         notes.append(f"The run began with new heads on pretrained towers, so its start {knows}.")
     if run.state not in ("finished", "stopped"):
@@ -301,7 +335,9 @@ def notes_on(model: WhichModel, run: Run, new: dict[str, Any], checks: Sequence[
     notes += [f"{found['name']}: {note}" for found in (new, *checks) for note in found["notes"]]
     for check in checks:
         if check["trained_on"]:
-            notes.append(f"{check['name']} does not decide, because the run learnt from some of it.")
+            notes.append(
+                f"{check['name']} does not decide, because the run learnt from some of it."
+            )
         elif not check["decides"]:
             before = check["curve"][0]
             notes.append(

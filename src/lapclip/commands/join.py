@@ -113,7 +113,12 @@ def offer_comparison(machines: int, data: DataProgress) -> Offer:
 
 
 def offer_new(
-    recipe: str, settings: Sequence[str], minutes: float | None, name: str | None, machines: int, data: DataProgress
+    recipe: str,
+    settings: Sequence[str],
+    minutes: float | None,
+    name: str | None,
+    machines: int,
+    data: DataProgress,
 ) -> Offer:
     """A new run. What cannot be trained is refused here, before anyone is invited."""
     check_name(name)
@@ -128,13 +133,24 @@ def offer_again(name: str | None, data: DataProgress) -> Offer:
     run = find_run(name)
     saved = run.read_settings()
     if run.state in ("running", "finished"):
-        raise RunError(f"{run.path} is {run.state}; there is nothing to resume.", hint="lapclip runs")
+        raise RunError(
+            f"{run.path} is {run.state}; there is nothing to resume.", hint="lapclip runs"
+        )
     made = gather_again(run, saved, data)
-    return Offer(made.config, made.data, address=str(mapping(saved.get("together")).get("address") or "") or None)
+    return Offer(
+        made.config,
+        made.data,
+        address=str(mapping(saved.get("together")).get("address") or "") or None,
+    )
 
 
 def host(
-    offer: Offer, machines: int, address: str | None, arguments: Sequence[str], name: str | None, shown: HostDisplay
+    offer: Offer,
+    machines: int,
+    address: str | None,
+    arguments: Sequence[str],
+    name: str | None,
+    shown: HostDisplay,
 ) -> int:
     """Invite guests, and train with them when all are there. `arguments` are those of the command that trains."""
     address = address or offer.address
@@ -150,10 +166,16 @@ def host(
             invitation.tell(RUNNING)
             meeting = Meeting(run_id, own, port + 1, machines, own, invitation.key, listening)
             told = {ADDRESS: address} if address else {}
-            ended = train_together(meeting, arguments, told, lambda number: setattr(invitation, "round", number))
+            ended = train_together(
+                meeting, arguments, told, lambda number: setattr(invitation, "round", number)
+            )
             invitation.tell(*_how_it_went(ended, name, offer))
-            if ended.status == 128 + signal.SIGTERM and not offer.compares:  # of Ctrl-C the process itself says it
-                shown.say(f"Ended by SIGTERM; what there is goes on with {resume_together(name, machines)}.")
+            if (
+                ended.status == 128 + signal.SIGTERM and not offer.compares
+            ):  # of Ctrl-C the process itself says it
+                shown.say(
+                    f"Ended by SIGTERM; what there is goes on with {resume_together(name, machines)}."
+                )
         except KeyboardInterrupt:
             invitation.tell(STOPPED, "the host was interrupted")
             began = f"Interrupted; what there is goes on with {resume_together(name, machines)}."
@@ -175,9 +197,13 @@ def _place(address: str | None) -> tuple[str, int]:
     """The address and the port that a host listens on; never all addresses."""
     name, _, number = (address or "").partition(":")
     if number and not (number.isascii() and number.isdigit() and 0 < int(number) < 65535):
-        raise ConfigError(f"--address {address}: {number} is no port.", hint="--address 192.168.1.20:29500")
+        raise ConfigError(
+            f"--address {address}: {number} is no port.", hint="--address 192.168.1.20:29500"
+        )
     if name in ("0.0.0.0", "*"):
-        raise ConfigError("--address names one address of this computer, not all of them.", hint="--address eth0")
+        raise ConfigError(
+            "--address names one address of this computer, not all of them.", hint="--address eth0"
+        )
     return address_of(name) if name else own_address(), int(number) if number else PORT
 
 
@@ -187,7 +213,9 @@ def _kind(offer: Offer) -> str:
     return STREAMED if offer.data.train.sequential else BUNDLED
 
 
-def _manifest(offer: Offer, machines: int, run_id: str, port: int, files: Sequence[FileDigests]) -> dict[str, Any]:
+def _manifest(
+    offer: Offer, machines: int, run_id: str, port: int, files: Sequence[FileDigests]
+) -> dict[str, Any]:
     return {
         "lapclip": __version__,
         "torch": _torch_version(),
@@ -236,7 +264,9 @@ def _await_guests(invitation: Invitation, shown: HostDisplay) -> None:
         wrong = invitation.wrong_keys
         if sum(wrong.values()) >= max(1, 2 * counted_before):
             counted_before = sum(wrong.values())
-            shown.say(f"{counted(counted_before, 'request')} with a wrong key, from {', '.join(sorted(wrong)[:3])}")
+            shown.say(
+                f"{counted(counted_before, 'request')} with a wrong key, from {', '.join(sorted(wrong)[:3])}"
+            )
         time.sleep(ASK_EVERY / 4)
     shown.show_guests(invitation.guests, invitation.machines - 1)
     shown.close()
@@ -245,7 +275,10 @@ def _await_guests(invitation: Invitation, shown: HostDisplay) -> None:
 def _how_it_went(ended: Ended, name: str | None, offer: Offer) -> tuple[str, str]:
     """The end of a run, as guests are told."""
     if ended.interrupted:
-        return STOPPED, f"the host was interrupted{'' if offer.compares else '; what it has saved is there'}"
+        return (
+            STOPPED,
+            f"the host was interrupted{'' if offer.compares else '; what it has saved is there'}",
+        )
     if ended.status:
         return FAILED, f"the host ended with status {ended.status}"
     if ended.status is None:
@@ -319,13 +352,20 @@ class Joined:
 
 def split_place(place: str) -> tuple[str, int]:
     """The address and the port of HOST:PORT; without a port, the usual one. Names count for their IPv4 address."""
-    name, _, number = place.strip().rpartition(":") if ":" in place else (place.strip(), "", str(PORT))
+    name, _, number = (
+        place.strip().rpartition(":") if ":" in place else (place.strip(), "", str(PORT))
+    )
     if not name or not (number.isascii() and number.isdigit() and 0 < int(number) < 65535):
-        raise ConfigError(f"{place} is no HOST:PORT.", hint="the line that the host shows, such as 192.168.1.20:29400")
+        raise ConfigError(
+            f"{place} is no HOST:PORT.",
+            hint="the line that the host shows, such as 192.168.1.20:29400",
+        )
     try:
         return socket.gethostbyname(name), int(number)
     except OSError:
-        raise JoinError(f"Nobody knows a computer called {name}.", hint="its address, such as 192.168.1.20") from None
+        raise JoinError(
+            f"Nobody knows a computer called {name}.", hint="its address, such as 192.168.1.20"
+        ) from None
 
 
 def read_manifest(told: dict[str, Any], *, anyway: bool = False) -> Invited:
@@ -334,7 +374,8 @@ def read_manifest(told: dict[str, Any], *, anyway: bool = False) -> Invited:
         theirs = one_line(told.get(program, ""))[:32]
         if theirs != own:
             raise JoinError(
-                f"The host has {program} {theirs}, and here it is {own}.", hint=f"the same {program} on both computers"
+                f"The host has {program} {theirs}, and here it is {own}.",
+                hint=f"the same {program} on both computers",
             )
     systems = {one_line(told.get("system", ""))[:32], platform.system()}
     if "Darwin" in systems and len(systems) > 1 and not anyway:
@@ -385,13 +426,26 @@ def _checked(told: dict[str, Any]) -> Invited:
         raise ValueError("its data has no fingerprint")
     digests = [FileDigests.of(file) for file in files]
     compares = told.get("compares") is True
-    return Invited(run_id, one_line(name)[:64], machines, port, config, data, fingerprint, pairs, digests, compares)
+    return Invited(
+        run_id,
+        one_line(name)[:64],
+        machines,
+        port,
+        config,
+        data,
+        fingerprint,
+        pairs,
+        digests,
+        compares,
+    )
 
 
 class GuestAtWork:
     """A guest, from when it is let in to the end of the run."""
 
-    def __init__(self, there: Host, shown: GuestDisplay, data: str | None = None, *, anyway: bool = False) -> None:
+    def __init__(
+        self, there: Host, shown: GuestDisplay, data: str | None = None, *, anyway: bool = False
+    ) -> None:
         self._there, self._shown, self._anyway = there, shown, anyway
         self._source = absolute(data) if data else ""
         self._own = own_address(there.address)
@@ -425,7 +479,10 @@ class GuestAtWork:
         source = self._source if invited.data == STREAMED else ""
         agreed = Agreement.on(invited.config, self._host, invited.fingerprint, source)
         if self._agreed not in (None, agreed):
-            raise JoinError("The host trains something else now.", hint="lapclip join again, and see what it shows")
+            raise JoinError(
+                "The host trains something else now.",
+                hint="lapclip join again, and see what it shows",
+            )
         self._agreed = agreed
         return invited
 
@@ -437,7 +494,11 @@ class GuestAtWork:
                 f"together; nothing is trained, and nothing is brought over. This one takes part as {self._own}."
             )
             return
-        begins = [text for text in (config.train.start, config.model.image_from, config.model.text_from) if text]
+        begins = [
+            text
+            for text in (config.train.start, config.model.image_from, config.model.text_from)
+            if text
+        ]
         data = {
             DRAWN: "Its images are drawn here",
             STREAMED: f"Its images are read from {self._source}",
@@ -470,18 +531,29 @@ class GuestAtWork:
                 continue
             if state == RUNNING and int(told.get("round") or 0) > done_round:
                 doing = "Timing steps" if invited.compares else "Training"
-                self._shown.say(f"{doing} with the host, whose screen shows how far it is. Ctrl-C ends it on all.")
+                self._shown.say(
+                    f"{doing} with the host, whose screen shows how far it is. Ctrl-C ends it on all."
+                )
                 ended = self._train(invited)
                 if ended.status == 128 + signal.SIGTERM:
-                    return STOPPED, "this computer was told to end, and the others go on", 128 + signal.SIGTERM
+                    return (
+                        STOPPED,
+                        "this computer was told to end, and the others go on",
+                        128 + signal.SIGTERM,
+                    )
                 if ended.interrupted:
                     raise KeyboardInterrupt("Interrupted; the host knows, and saves.")
                 if ended.status:
                     return FAILED, "what was to be trained here ended with an error", ended.status
                 done_round = ended.round if ended.status == 0 else -1
                 if ended.status is None:
-                    self._shown.say(f"The connection to the host is lost: {one_line(ended.why)[:100]}")
-            waits = {WAITING: "Waiting for the host to begin.", FULL: f"All places are taken: {message}; waiting."}
+                    self._shown.say(
+                        f"The connection to the host is lost: {one_line(ended.why)[:100]}"
+                    )
+            waits = {
+                WAITING: "Waiting for the host to begin.",
+                FULL: f"All places are taken: {message}; waiting.",
+            }
             if state in waits and waits[state] != said:
                 said = waits[state]
                 self._shown.say(said)
@@ -494,7 +566,9 @@ class GuestAtWork:
         folder = bundle_folder(self._host, invited.fingerprint, View.of(invited.config.model))
         if not folder.exists():
             self._fetched = invited.bytes
-        self._patiently(lambda: bring_over(folder, invited.files, self._there.read, self._reporting()))
+        self._patiently(
+            lambda: bring_over(folder, invited.files, self._there.read, self._reporting())
+        )
 
     def _reporting(self) -> Report:
         told = time.monotonic() - ASK_EVERY
@@ -506,14 +580,18 @@ class GuestAtWork:
                 told = time.monotonic()
                 heard = self._there.tell(FETCHING, done, total)
                 if heard.get("state") in (FULL, *ENDED):
-                    raise JoinError(f"The host does not wait for this guest: {one_line(heard.get('message'))[:200]}.")
+                    raise JoinError(
+                        f"The host does not wait for this guest: {one_line(heard.get('message'))[:200]}."
+                    )
 
         return report
 
     def _train(self, invited: Invited) -> Ended:
         assert self._agreed is not None
         there = self._there
-        meeting = Meeting(invited.run_id, there.address, invited.port, invited.machines, self._own, there.key)
+        meeting = Meeting(
+            invited.run_id, there.address, invited.port, invited.machines, self._own, there.key
+        )
         try:
             with self._signs_of_life():
                 return train_together(meeting, ["resume"], self._agreed.variables())

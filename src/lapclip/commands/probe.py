@@ -19,17 +19,36 @@ from lapclip.data.loading import Listing, list_data
 from lapclip.data.pixels import View, normalise
 from lapclip.data.splits import TRAIN
 from lapclip.errors import ConfigError, DataError
-from lapclip.evaluation.closed_form import FOLDS, Asked, Ranks, belonging, normed, predict_trained, probe_pairs
+from lapclip.evaluation.closed_form import (
+    FOLDS,
+    Asked,
+    Ranks,
+    belonging,
+    normed,
+    predict_trained,
+    probe_pairs,
+)
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.device import Device
 from lapclip.machine.system_memory import forget_peak, memory_bytes, peak_memory_bytes
 from lapclip.machine.timing import busy_cores, timed
-from lapclip.model.pretrained_towers import PretrainedImageTower, PretrainedTextTower, PretrainedTower
+from lapclip.model.pretrained_towers import (
+    PretrainedImageTower,
+    PretrainedTextTower,
+    PretrainedTower,
+)
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import DataProgress, Status
 from lapclip.seeding import generator
 from lapclip.suggest import command, set_words, source_word
-from lapclip.weights.pretrained_networks import PACKAGES, installed_towers, open_image, open_text, taps_of, trust
+from lapclip.weights.pretrained_networks import (
+    PACKAGES,
+    installed_towers,
+    open_image,
+    open_text,
+    taps_of,
+    trust,
+)
 
 IMAGES, CAPTIONS_EACH = 800, 2
 """How many are read: docs/probe.md says what more would give."""
@@ -84,7 +103,9 @@ def probe(request: ProbeRequest, callbacks: Callbacks = Callbacks()) -> dict[str
     texts = list(dict.fromkeys(request.texts)) or installed_towers("text")
     for option, names, kind in (("--towers", images, "image"), ("--texts", texts, "text")):
         if not names:
-            raise ConfigError(f"No pretrained {kind} tower is installed.", hint=f"{PACKAGES}, or {option} NAME")
+            raise ConfigError(
+                f"No pretrained {kind} tower is installed.", hint=f"{PACKAGES}, or {option} NAME"
+            )
     for name in (*request.towers, *request.texts):  # on the command line
         trust(name)
     settings = Settings.of(request.data, request.settings)
@@ -99,7 +120,12 @@ def probe(request: ProbeRequest, callbacks: Callbacks = Callbacks()) -> dict[str
             callbacks.status(f"bringing {image.name} and {text.name} together")
             before = time.perf_counter()
             method, ranks = probe_pairs(image.features, text.features, sample.owner_M)
-            found.append((_pair(image, text, method, ranks, sample, time.perf_counter() - before), ranks[method]))
+            found.append(
+                (
+                    _pair(image, text, method, ranks, sample, time.perf_counter() - before),
+                    ranks[method],
+                )
+            )
     found.sort(key=lambda each: -each[0]["t2i_r1"])
     pairs, fall = [pair for pair, _ in found], float(np.mean([ranks.fall for _, ranks in found]))
     among = min(ranks.candidates for _, ranks in found)
@@ -108,7 +134,8 @@ def probe(request: ProbeRequest, callbacks: Callbacks = Callbacks()) -> dict[str
         pair["predicted"] = predict_trained(pair, fall, asked)
     # Of those that the best one does not surely beat, the one that reads all the data soonest.
     best = min(
-        (pair for pair, ranks in found if not found[0][1].beats(ranks)), key=lambda pair: pair["features_seconds"]
+        (pair for pair, ranks in found if not found[0][1].beats(ranks)),
+        key=lambda pair: pair["features_seconds"],
     )
     return {
         "source": request.data,
@@ -142,7 +169,11 @@ class Settings:
 
     @classmethod
     def of(cls, source: str, settings: Sequence[str]) -> Settings:
-        layers = [read_recipe(HEADS), Layer("DATA", {"data": {"source": source}}), parse_settings(list(settings))]
+        layers = [
+            read_recipe(HEADS),
+            Layer("DATA", {"data": {"source": source}}),
+            parse_settings(list(settings)),
+        ]
         asked = {name for layer in layers for name in layer.values.get("model", {})}
         return cls(build_config(layers, SHAPES), asked)
 
@@ -182,11 +213,17 @@ def draw_sample(
 ) -> Sample:
     """Some images for training, drawn at random, the same ones each time; those that cannot be read are left out."""
     if most < LEAST:
-        raise ConfigError(f"--images {most}: {LEAST} is the least that says anything.", hint=f"--images {LEAST}")
+        raise ConfigError(
+            f"--images {most}: {LEAST} is the least that says anything.", hint=f"--images {LEAST}"
+        )
     view = View.of(settings.config.model)
     listing = listing or list_data(settings.config.data, view, progress)
     table = listing.table.rows
-    training = [at for at, split in enumerate(listing.named_splits(TRAIN)) if split == TRAIN and table[at].captions]
+    training = [
+        at
+        for at, split in enumerate(listing.named_splits(TRAIN))
+        if split == TRAIN and table[at].captions
+    ]
     draw = generator(0, "probe")
     chosen = sorted(draw.permutation(len(training))[:most].tolist())
     rows = [training[at] for at in chosen]
@@ -210,32 +247,48 @@ def draw_sample(
     every = sum(len(table[at].captions) for at in training)
     named = listing.named_splits(TRAIN).count("val")
     share = settings.config.data.held_out
-    learnt = len(training) if named else round(len(training) * (1 - share))  # where splits are drawn, some of them go
+    learnt = (
+        len(training) if named else round(len(training) * (1 - share))
+    )  # where splits are drawn, some of them go
     held_out = named or max(1, len(training) - learnt)
     return Sample(listing, rows, captions, np.array(owner), learnt, every, held_out, notes)
 
 
 def read_images(
-    name: str, settings: Settings, sample: Sample, device: Device, callbacks: Callbacks = Callbacks()
+    name: str,
+    settings: Settings,
+    sample: Sample,
+    device: Device,
+    callbacks: Callbacks = Callbacks(),
 ) -> ReadByTower:
     """What an image network makes of the sample's images."""
     measured = _Measured()
     callbacks.status(f"opening {name}")
     opened = open_image(name)
     shape = settings.shape(opened.facts, image_from=name, image_taps=taps_of(name))
-    tower = _as_tower(name, lambda: PretrainedImageTower((opened.backbone, opened.spec), shape), device)
+    tower = _as_tower(
+        name, lambda: PretrainedImageTower((opened.backbone, opened.spec), shape), device
+    )
     pixels = sample.load(View.of(shape), callbacks.data).pixels
-    blocks = [np.arange(at, min(at + AT_ONCE, len(pixels))) for at in range(0, len(pixels), AT_ONCE)]
+    blocks = [
+        np.arange(at, min(at + AT_ONCE, len(pixels))) for at in range(0, len(pixels), AT_ONCE)
+    ]
 
     def features(rows: np.ndarray) -> Tensor:
         given = normalise(torch.from_numpy(np.array(pixels[rows])).to(device.torch), shape)
         return tower.begin(given, tower.depth).float().cpu()
 
-    return measured.read(name, tower, blocks, features, device, f"{name} reads images", callbacks, len(pixels))
+    return measured.read(
+        name, tower, blocks, features, device, f"{name} reads images", callbacks, len(pixels)
+    )
 
 
 def read_captions(
-    name: str, settings: Settings, sample: Sample, device: Device, callbacks: Callbacks = Callbacks()
+    name: str,
+    settings: Settings,
+    sample: Sample,
+    device: Device,
+    callbacks: Callbacks = Callbacks(),
 ) -> ReadByTower:
     """What a text network makes of the sample's captions."""
     measured = _Measured()
@@ -244,15 +297,21 @@ def read_captions(
     assert opened.tokenizer is not None
     tokenizer = opened.tokenizer
     shape = settings.shape(opened.facts, text_from=name, text_taps=taps_of(name))
-    tower = _as_tower(name, lambda: PretrainedTextTower((opened.backbone, opened.spec), shape), device)
+    tower = _as_tower(
+        name, lambda: PretrainedTextTower((opened.backbone, opened.spec), shape), device
+    )
     order = np.argsort([tokenizer.length(caption) for caption in sample.captions], kind="stable")
-    blocks = [order[at : at + AT_ONCE] for at in range(0, len(order), AT_ONCE)]  # short ones together
+    blocks = [
+        order[at : at + AT_ONCE] for at in range(0, len(order), AT_ONCE)
+    ]  # short ones together
 
     def features(rows: np.ndarray) -> Tensor:
         tokens_BL = tokenizer.batch([sample.captions[int(at)] for at in rows], shape.context)
         return tower.begin(torch.from_numpy(tokens_BL).to(device.torch), tower.depth).float().cpu()
 
-    read = measured.read(name, tower, blocks, features, device, f"{name} reads captions", callbacks, len(order))
+    read = measured.read(
+        name, tower, blocks, features, device, f"{name} reads captions", callbacks, len(order)
+    )
     back = np.empty(len(order), dtype=np.int64)
     back[order] = np.arange(len(order))
     return replace(read, features=read.features[torch.from_numpy(back)])
@@ -286,7 +345,9 @@ class _Measured:
     ) -> ReadByTower:
         callbacks.status(f"timing the precisions of {name}")
         some = blocks[len(blocks) // 2][:TIMED]
-        tower.compute = replace(tower.compute, dtype=_fastest(tower, lambda: features(some), device))
+        tower.compute = replace(
+            tower.compute, dtype=_fastest(tower, lambda: features(some), device)
+        )
         report = callbacks.data or (lambda done, total, what="": None)
         began, rows = time.perf_counter(), []
         for block in blocks:
@@ -343,7 +404,9 @@ def check_belonging(
     towers = SHAPES["towers"]
     images = read_images(towers.image_from, settings, sample, device, callbacks).features
     texts = read_captions(towers.text_from, settings, sample, device, callbacks).features
-    runs = np.arange(len(chosen)) // RUN if len(rows) > TOLD_BY else np.zeros(len(chosen), dtype=int)
+    runs = (
+        np.arange(len(chosen)) // RUN if len(rows) > TOLD_BY else np.zeros(len(chosen), dtype=int)
+    )
     callbacks.status("comparing images with captions")
     found = belonging(images, texts[::2], texts[1::2], runs)
     return {"images": len(chosen), "by": [towers.image_from, towers.text_from], **found.to_dict()}
@@ -353,7 +416,12 @@ def check_belonging(
 
 
 def _pair(
-    image: ReadByTower, text: ReadByTower, method: str, found: dict[str, Ranks], sample: Sample, fitting: float
+    image: ReadByTower,
+    text: ReadByTower,
+    method: str,
+    found: dict[str, Ranks],
+    sample: Sample,
+    fitting: float,
 ) -> dict[str, Any]:
     recalls = {name: ranks.recall() for name, ranks in found.items()}
     return {
@@ -367,7 +435,8 @@ def _pair(
         "memory": image.memory + text.memory,
         "image_seconds_each": image.seconds_each,
         "caption_seconds_each": text.seconds_each,
-        "features_seconds": image.seconds_each * sample.training + text.seconds_each * sample.training_captions,
+        "features_seconds": image.seconds_each * sample.training
+        + text.seconds_each * sample.training_captions,
     }
 
 

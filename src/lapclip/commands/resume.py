@@ -53,7 +53,12 @@ from lapclip.data.sources import find_source
 from lapclip.data.tokenizers import load_tokenizer
 from lapclip.errors import ConfigError, LostRank, RunBusy, RunError
 from lapclip.machine import facts
-from lapclip.machine.choose_device import choose_compile, choose_devices, find_devices, prepare_device
+from lapclip.machine.choose_device import (
+    choose_compile,
+    choose_devices,
+    find_devices,
+    prepare_device,
+)
 from lapclip.machine.device import Device
 from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.ranks import ALONE, Ranks, job, job_agent, join
@@ -79,7 +84,9 @@ from lapclip.tuning.choose_kernels import KERNELS, check_kernels
 from lapclip.tuning.resolve import is_partly_frozen, refuse_what_cannot_fit
 
 
-def take_part(begin: Callable[[Ranks], Outcome], callbacks: Callbacks = Callbacks()) -> Outcome | None:
+def take_part(
+    begin: Callable[[Ranks], Outcome], callbacks: Callbacks = Callbacks()
+) -> Outcome | None:
     """Under torchrun: begin on the rank that writes, and follow it on the others. Where this job has begun already and
     was started again, go on with its run. None for ranks that follow, and where the run is over."""
     run = run_of_job(job(), job_agent())
@@ -90,7 +97,9 @@ def take_part(begin: Callable[[Ranks], Outcome], callbacks: Callbacks = Callback
             return None
         if run is None:
             return begin(ranks)
-        if run.last_state() == "finished":  # and another rank failed after that, or the same line was typed again
+        if (
+            run.last_state() == "finished"
+        ):  # and another rank failed after that, or the same line was typed again
             print(f"{run.path} is finished; this job has nothing left to do.", file=sys.stderr)
             ranks.connect()
             ranks.from_writer({"task": NOTHING_LEFT, "run": run.name}, "set-up")
@@ -102,7 +111,11 @@ def take_part(begin: Callable[[Ranks], Outcome], callbacks: Callbacks = Callback
 
 
 def resume(
-    name: str | None, callbacks: Callbacks = Callbacks(), *, detached: bool = False, ranks: Ranks = ALONE
+    name: str | None,
+    callbacks: Callbacks = Callbacks(),
+    *,
+    detached: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Outcome:
     """Resume a run; without a name, the newest that is unfinished.
 
@@ -111,9 +124,14 @@ def resume(
     began, laps = time.perf_counter(), Laps()
     run = find_unfinished_run(name)
     beat = read_beat(run.job)
-    if run.is_between_starts and beat is not None and beat.process not in (os.getpid(), os.getppid()):
+    if (
+        run.is_between_starts
+        and beat is not None
+        and beat.process not in (os.getpid(), os.getppid())
+    ):
         raise RunBusy(
-            f"{run.path} is about to go on: the computers that train it meet again.", hint=command("stop", run.typed)
+            f"{run.path} is about to go on: the computers that train it meet again.",
+            hint=command("stop", run.typed),
         )
     saved = run.read_settings()
     work = build_config([Layer(str(run.settings), {"work": saved.get("work", {})})], SHAPES).work
@@ -121,7 +139,10 @@ def resume(
         if not detached:
             run.clear_stop()  # first of all: a request made from now on is meant for this process
         if run.last_state() == "finished":
-            raise RunError(f"{run.path} is finished; there is nothing to resume.", hint=command("eval", run.typed))
+            raise RunError(
+                f"{run.path} is finished; there is nothing to resume.",
+                hint=command("eval", run.typed),
+            )
         check_unedited(run, saved)
         note_job(run)
         try:
@@ -134,7 +155,9 @@ def resume(
             skipped = restore(training)
             laps.lap("set-up")
             if skipped is None:
-                log.append(started(training, setup, company(run, ranks), laps))  # killed before its first step
+                log.append(
+                    started(training, setup, company(run, ranks), laps)
+                )  # killed before its first step
             else:
                 log.append(_resumed(training, skipped, saved["train"].get("shards", 1)))
             del setup  # so that what a fallback replaces is gone
@@ -168,7 +191,10 @@ def writer_invited() -> int | None:
 def check_place(ranks: Ranks) -> None:
     """A guest never writes, and a host never follows: it would open what somebody else names."""
     if machines_wanted() and ranks.writes == (Agreement.of_this_process() is not None):
-        raise LostRank("The computers have met without their host, or in another order.", hint="lapclip join again")
+        raise LostRank(
+            "The computers have met without their host, or in another order.",
+            hint="lapclip join again",
+        )
 
 
 def follow(ranks: Ranks) -> None:
@@ -182,7 +208,9 @@ def follow(ranks: Ranks) -> None:
                 compare_together(ranks, lambda what: None)
             if named["task"] in (COMPARE_TOGETHER, NOTHING_LEFT):
                 return
-            run = Run(folder / f"run-{Path(named['run']).name}")  # a name such as ".." leads nowhere else
+            run = Run(
+                folder / f"run-{Path(named['run']).name}"
+            )  # a name such as ".." leads nowhere else
             run.path.mkdir(exist_ok=True)
             share_run_files(run, (), ranks)
             features = named["task"] == FEATURES_TOGETHER
@@ -235,7 +263,9 @@ def load_early(ranks: Ranks) -> Loaded | None:
         return None
     config = build_config([Layer(f"what rank {ranks.writer} announced", announced)], SHAPES)
     agreed = Agreement.of_this_process()
-    if config.data.stream == "always" or (agreed and agreed.source):  # a copy of what the host streams
+    if config.data.stream == "always" or (
+        agreed and agreed.source
+    ):  # a copy of what the host streams
         return None
     return Loaded(config, load_again(config, agreed.fingerprint if agreed else "", None))
 
@@ -263,7 +293,9 @@ def set_up_again(
                 hint=command("resume", run.typed),
             )
         config = share_again(config, ranks, device)
-    return assemble(replace(ingredients, config=config), plan, device, progress, ranks if features else ALONE)
+    return assemble(
+        replace(ingredients, config=config), plan, device, progress, ranks if features else ALONE
+    )
 
 
 def share_again(config: Config, ranks: Ranks, device: Device) -> Config:
@@ -271,7 +303,9 @@ def share_again(config: Config, ranks: Ranks, device: Device) -> Config:
     train = config.train
     shards = (UNDER_TORCHRUN if device.is_cpu else 0) if train.shards == 1 else train.shards
     plain = "compiled" if "compiled" in train.compile else "none"
-    return replace_in(config, "train", shards=shards, compile=plain if ranks.many else train.compile)
+    return replace_in(
+        config, "train", shards=shards, compile=plain if ranks.many else train.compile
+    )
 
 
 def gather_again(
@@ -283,14 +317,19 @@ def gather_again(
 ) -> Ingredients:
     """The configuration a run goes on with, its data, its tokenizer, its initial weights and teacher embeddings."""
     if "reasons" not in saved:  # what is written last
-        raise RunError(f"{run.settings} is cut off: it has no [reasons].", hint=f"a new run: {run.train_again()}")
+        raise RunError(
+            f"{run.settings} is cut off: it has no [reasons].",
+            hint=f"a new run: {run.train_again()}",
+        )
     layer = Layer(str(run.settings), {section: saved.get(section, {}) for section in SECTIONS})
     fallbacks = Layer(str(run.events), {"train": changes_so_far(read_events(run.events))})
     config = build_config([layer, fallbacks], SHAPES)
     if ranks.writes:
         ranks.announce(asdict(config))
     fingerprint = str(saved["run"].get("data_fingerprint"))
-    data = loaded.data if loaded and loaded.fits(config) else load_again(config, fingerprint, progress)
+    data = (
+        loaded.data if loaded and loaded.fits(config) else load_again(config, fingerprint, progress)
+    )
     if data.fingerprint != fingerprint:
         raise RunError(
             f"The data is not what {run.path} began with: {find_source(config.data.source).what_changed(config.data)}.",
@@ -304,14 +343,18 @@ def gather_again(
         try:
             refuse_what_cannot_fit(config, longest_caption(config, data, tokenizer))
         except ConfigError as error:
-            raise RunError(f"{run.path} cannot go on: {error.message}", hint="more free memory") from None
+            raise RunError(
+                f"{run.path} cannot go on: {error.message}", hint="more free memory"
+            ) from None
     teacher_digest = saved["run"].get("teacher_digest", "")
     if (
         config.train.teacher
         and Agreement.of_this_process()
         and not all(path.exists() for path in teacher_paths(teacher_digest, config, data))
     ):
-        raise RunError("The host did not send what its teacher makes of the pairs; a guest opens no teacher.")
+        raise RunError(
+            "The host did not send what its teacher makes of the pairs; a guest opens no teacher."
+        )
     return Ingredients(
         recipe=str(saved["run"].get("recipe")),
         config=config,
@@ -333,7 +376,9 @@ def _elsewhere(run: Run) -> Iterator[None]:
         asked = mapping(mapping(run.read_settings()["run"].get("asked")).get("train"))
         machines_own = ("device", "image_device", "text_device", *KERNELS)
         again = run.train_again(*(f"train.{name}={AUTO}" for name in machines_own if name in asked))
-        raise RunError(f"{run.path} began on another machine: {error.message}", hint=f"a new run: {again}") from error
+        raise RunError(
+            f"{run.path} began on another machine: {error.message}", hint=f"a new run: {again}"
+        ) from error
 
 
 def restore_device(run: Run, config: Config) -> tuple[Config, Device]:
@@ -351,7 +396,11 @@ def restore_device(run: Run, config: Config) -> tuple[Config, Device]:
 
 def _resumed(training: Training, skipped: list[str], shards: int) -> events.Resumed:
     step, best = training.progress.step, training.progress.best_step
-    later = [f"the best model so far is that of step {best:,}, saved after this checkpoint"] if best > step else []
+    later = (
+        [f"the best model so far is that of step {best:,}, saved after this checkpoint"]
+        if best > step
+        else []
+    )
     if shards != training.config.train.shards:
         later.append(
             f"the run began with the whole batch as one shard and goes on with {training.config.train.shards}, for "

@@ -76,7 +76,12 @@ from lapclip.training.loop import Training, score
 from lapclip.training.recovery import memory_explained
 from lapclip.training.shards import UNDER_TORCHRUN
 from lapclip.training.step import TrainStep
-from lapclip.training.teacher import TeacherEmbeddings, compute_teacher_embeddings, open_teacher, teacher_paths
+from lapclip.training.teacher import (
+    TeacherEmbeddings,
+    compute_teacher_embeddings,
+    open_teacher,
+    teacher_paths,
+)
 from lapclip.training.trackers import check_tracker
 from lapclip.tuning.choose_kernels import check_kernels
 from lapclip.tuning.memory_probe import pairs_at_once
@@ -115,7 +120,10 @@ class Request:
     def given(self) -> dict[str, dict[str, Any]]:
         """Everything that the user gave, --minutes included: what another run like it is to be given again."""
         sections = dict.fromkeys(section for layer in self.layers[1:] for section in layer.values)
-        return {at: {k: v for layer in self.layers[1:] for k, v in layer.values.get(at, {}).items()} for at in sections}
+        return {
+            at: {k: v for layer in self.layers[1:] for k, v in layer.values.get(at, {}).items()}
+            for at in sections
+        }
 
 
 def read_request(recipe: str, settings: Sequence[str], minutes: float | None) -> Request:
@@ -146,18 +154,26 @@ def fit_ranks(request: Request, count: int, *, together: bool) -> Request:
     if count > 1 and train.compile not in ("none", "compiled"):
         # What ranks exchange in the middle of a step is no part of a recording.
         rest = "compiled" if "compiled" in train.compile else "none"
-        notes = [f"train.compile {train.compile} is not used by several ranks"] * (train.compile != AUTO)
+        notes = [f"train.compile {train.compile} is not used by several ranks"] * (
+            train.compile != AUTO
+        )
         train = replace(train, compile=rest)
-    return replace(request, config=replace(request.config, train=train), notes=[*request.notes, *notes])
+    return replace(
+        request, config=replace(request.config, train=train), notes=[*request.notes, *notes]
+    )
 
 
 def refuse_shards_of_towers(train: TrainConfig, *, together: bool) -> None:
     """Towers on two devices take a batch as a whole, in one process."""
-    image, text = (train.device if name == AUTO else name for name in (train.image_device, train.text_device))
+    image, text = (
+        train.device if name == AUTO else name for name in (train.image_device, train.text_device)
+    )
     if image != text and (together or train.shards != 1):
         raise ConfigError(
             f"Towers on devices of their own are for one process{'' if together else ' and train.shards=1'}.",
-            hint="--set train.image_device=auto --set train.text_device=auto" if together else "--set train.shards=1",
+            hint="--set train.image_device=auto --set train.text_device=auto"
+            if together
+            else "--set train.shards=1",
         )
 
 
@@ -166,16 +182,22 @@ def fit_threads(request: Request, ranks: Ranks) -> tuple[Request, dict[str, str]
     if not ranks.many or request.config.train.threads != AUTO:
         return request, {}
     config = replace_in(request.config, "train", threads=ranks.fewest_threads)
-    return replace(request, config=config), {"train.threads": "what the rank with the fewest cores has"}
+    return replace(request, config=config), {
+        "train.threads": "what the rank with the fewest cores has"
+    }
 
 
-def fit_shards(config: Config, device: Device, ranks: Ranks, *, asked: bool) -> tuple[Config, dict[str, str]]:
+def fit_shards(
+    config: Config, device: Device, ranks: Ranks, *, asked: bool
+) -> tuple[Config, dict[str, str]]:
     """How many shards ranks share, now that their device is known. On a GPU, which promises no bits, eight small passes
     take several times as long as one, so there each rank has one part of the batch, and a single rank all of it."""
     if config.train.shards == 1 or asked:
         return config, {"train.shards": "asked for"} if asked else {}
     if device.is_cpu:
-        return config, {"train.shards": "several ranks on CPUs: the result does not depend on how many"}
+        return config, {
+            "train.shards": "several ranks on CPUs: the result does not depend on how many"
+        }
     why = f"one part for each rank: on {device.kind} small passes take longer, and bits are not promised"
     return replace_in(config, "train", shards=0 if ranks.many else 1), {"train.shards": why}
 
@@ -201,7 +223,9 @@ def highest_rate(config: Config) -> float:
     """The highest learning rate that the towers of a run stand."""
     if config.train.lora_rank:
         return HIGHEST_LORA_RATE
-    return HIGHEST_TOWER_RATE if config.model.image_from and config.model.text_from else HIGHEST_RATE
+    return (
+        HIGHEST_TOWER_RATE if config.model.image_from and config.model.text_from else HIGHEST_RATE
+    )
 
 
 def fit_data(config: Config, data: DataSet, *, asked_batch: bool) -> tuple[Config, list[str]]:
@@ -236,7 +260,8 @@ def count_steps(config: Config, data: DataSet, tokenizer: Tokenizer) -> tuple[Co
     train = config.train
     if train.steps and train.minutes:
         raise ConfigError(
-            "train.steps and train.minutes are both set.", hint="--minutes alone, or --set train.minutes=0"
+            "train.steps and train.minutes are both set.",
+            hint="--minutes alone, or --set train.minutes=0",
         )
     if train.steps or train.minutes:
         return config, "asked for"
@@ -248,7 +273,9 @@ def count_steps(config: Config, data: DataSet, tokenizer: Tokenizer) -> tuple[Co
 def make_plan(config: Config, data: DataSet, tokenizer: Tokenizer) -> BatchPlan:
     """Which pairs in which order, before there are frozen features or teacher embeddings to go with them."""
     train = config.train
-    views = Views(train.views, train.crop, train.flip, config.model.crop_share) if train.views else None
+    views = (
+        Views(train.views, train.crop, train.flip, config.model.crop_share) if train.views else None
+    )
     return BatchPlan(
         data.train,
         tokenizer,
@@ -263,31 +290,51 @@ def make_plan(config: Config, data: DataSet, tokenizer: Tokenizer) -> BatchPlan:
     )
 
 
-def longest_caption(config: Config, data: DataSet, tokenizer: Tokenizer, phrases: Sequence[np.ndarray] = ()) -> int:
+def longest_caption(
+    config: Config, data: DataSet, tokenizer: Tokenizer, phrases: Sequence[np.ndarray] = ()
+) -> int:
     """The most tokens that a batch of captions is padded to, together with those of a phrase beside it. Looks at the
     longest ones only: encoding all takes time, and a caption of few bytes has few tokens."""
     captions = (caption for options in data.train.captions for caption in options)
-    longest = heapq.nlargest(1000, captions, key=lambda caption: len(caption.encode("utf-8", "replace")))
+    longest = heapq.nlargest(
+        1000, captions, key=lambda caption: len(caption.encode("utf-8", "replace"))
+    )
     beside = max(map(len, phrases), default=0)
-    return min(config.model.context, tokenizer.batch(longest, config.model.context).shape[1] + beside)
+    return min(
+        config.model.context, tokenizer.batch(longest, config.model.context).shape[1] + beside
+    )
 
 
 def unused_settings(request: Request, config: Config, initial: InitialWeights | None) -> list[str]:
     """Settings that the user gave and that this run does not use."""
     notes = []
     if not config.train.teacher and request.asked("train").get("teacher_weight"):
-        notes.append("train.teacher_weight is not used: no teacher is named; --teacher RUN names one")
+        notes.append(
+            "train.teacher_weight is not used: no teacher is named; --teacher RUN names one"
+        )
     if initial and initial.tokenizer and "tokenizer" in request.asked("data"):
-        notes.append("data.tokenizer is not used: the model to start from reads captions with its own")
+        notes.append(
+            "data.tokenizer is not used: the model to start from reads captions with its own"
+        )
     if config.train.minutes and "epochs" in request.asked("train"):
-        notes.append(f"train.epochs is not used: the run is to take {counted(config.train.minutes, 'minute')}")
+        notes.append(
+            f"train.epochs is not used: the run is to take {counted(config.train.minutes, 'minute')}"
+        )
     with_bias = LOSSES[config.train.loss].has_bias
     if "initial_bias" in request.asked("train") and not with_bias:
         notes.append(f"train.initial_bias is not used: the {config.train.loss} loss has no bias")
     if config.train.label_smoothing and not LOSSES[config.train.loss].smooths:
-        notes.append(f"train.label_smoothing is not used: the {config.train.loss} loss has no shares to smooth")
-    if config.train.optimizer == "muon" and not config.train.learning_rate and config.train.matrix_rate:
-        notes.append("train.matrix_rate is not used: train.learning_rate is 0, and it is a multiple of that")
+        notes.append(
+            f"train.label_smoothing is not used: the {config.train.loss} loss has no shares to smooth"
+        )
+    if (
+        config.train.optimizer == "muon"
+        and not config.train.learning_rate
+        and config.train.matrix_rate
+    ):
+        notes.append(
+            "train.matrix_rate is not used: train.learning_rate is 0, and it is a multiple of that"
+        )
     if "logit_bias" in request.asked("model") and config.model.logit_bias != with_bias:
         notes.append(f"model.logit_bias is not used: the {config.train.loss} loss decides it")
     if config.train.start and initial and initial.shape.logit_bias != with_bias:
@@ -315,8 +362,15 @@ def rate_warnings(config: Config, initial: InitialWeights | None) -> list[str]:
 
 def seen_before_warnings(config: Config, data: DataSet) -> list[str]:
     """Held-out images that the model to start from has learnt from: they are no test, and no score would show it."""
-    found = {split: count_seen(pairs.identities, seen_by(config.train.start)) for split, pairs in data.splits.items()}
-    known = [f"{count:,} of the {len(data.splits[split]):,} of {split}" for split, count in found.items() if count]
+    found = {
+        split: count_seen(pairs.identities, seen_by(config.train.start))
+        for split, pairs in data.splits.items()
+    }
+    known = [
+        f"{count:,} of the {len(data.splits[split]):,} of {split}"
+        for split, count in found.items()
+        if count
+    ]
     if not config.train.start or not any(count for split, count in found.items() if split != TRAIN):
         return []
     return [
@@ -383,7 +437,9 @@ def set_up(
     """A new run: read the settings, make the data, choose what is "auto", build the model. The rank that writes does so
     for all. `laps` is told how long each of that takes."""
     laps = laps or Laps()
-    request = fit_ranks(read_request(recipe, settings, minutes), ranks.count, together=under_torchrun())
+    request = fit_ranks(
+        read_request(recipe, settings, minutes), ranks.count, together=under_torchrun()
+    )
     request, why_threads = fit_threads(request, ranks)
     # One that is not here is refused before images are drawn, and so is what it cannot compute.
     found = find_devices(request.config.train)
@@ -403,18 +459,28 @@ def set_up(
         if examined:
             examined.result()
     laps.lap("device")
-    other_programs = OtherPrograms()  # not before: images are drawn by processes of our own, which have ended by now
+    other_programs = (
+        OtherPrograms()
+    )  # not before: images are drawn by processes of our own, which have ended by now
     request = replace(request, table=None)  # its memory is the run's
     with memory_explained(ingredients.config):
         plan = make_plan(ingredients.config, ingredients.data, ingredients.tokenizer)
-        longest = longest_caption(ingredients.config, ingredients.data, ingredients.tokenizer, plan.phrases)
-        config, device, reasons, seconds = resolve_auto(ingredients.config, plan, longest, callbacks.tuning_progress)
-        config, why_shards = fit_shards(config, device, ranks, asked=request.is_set("train", "shards"))
+        longest = longest_caption(
+            ingredients.config, ingredients.data, ingredients.tokenizer, plan.phrases
+        )
+        config, device, reasons, seconds = resolve_auto(
+            ingredients.config, plan, longest, callbacks.tuning_progress
+        )
+        config, why_shards = fit_shards(
+            config, device, ranks, asked=request.is_set("train", "shards")
+        )
         if config.train.shards != ingredients.config.train.shards:
             plan = make_plan(config, ingredients.data, ingredients.tokenizer)
         reasons |= why_shards | why_threads
         laps.lap("settings")
-        settled = replace(ingredients, config=config, reasons=reasons | ingredients.reasons, tuned_seconds=seconds)
+        settled = replace(
+            ingredients, config=config, reasons=reasons | ingredients.reasons, tuned_seconds=seconds
+        )
         device.release_memory()
         device.forget_peak()  # what was tried before the run is not the run's
         setup = assemble(settled, plan, device, callbacks.data_progress, ranks)
@@ -426,26 +492,43 @@ def set_up(
             note = f"a linear fit of the two networks, before training: {scored}"
             setup = add_notes(replace(setup, closed_form=found), [note])
         if setup.config.train.minutes:
-            setup = fill_minutes(setup, asked_evaluations="evaluate_every_epochs" in request.asked("train"))
+            setup = fill_minutes(
+                setup, asked_evaluations="evaluate_every_epochs" in request.asked("train")
+            )
         setup = add_notes(setup, start_notes(setup))
     laps.lap("model")
     asked_compile = request.config.train.compile
-    not_compiled = [setup.reasons["train.compile"]] if asked_compile not in (AUTO, setup.config.train.compile) else []
-    no_phrases = ["train.phrases is not used: no word is in the captions of two images, but not of most"]
+    not_compiled = (
+        [setup.reasons["train.compile"]]
+        if asked_compile not in (AUTO, setup.config.train.compile)
+        else []
+    )
+    no_phrases = [
+        "train.phrases is not used: no word is in the captions of two images, but not of most"
+    ]
     no_phrases *= setup.config.train.phrases > 0 and not setup.plan.phrases
-    cached = [*(setup.features.notes if setup.features else []), *([setup.teacher.note] if setup.teacher else [])]
+    cached = [
+        *(setup.features.notes if setup.features else []),
+        *([setup.teacher.note] if setup.teacher else []),
+    ]
     busy = busy_notes(setup.config.train, device, other_programs()) if ranks is ALONE else []
     return add_notes(setup, [*cached, *no_phrases, *not_compiled, *busy, *device.warnings()])
 
 
 def busy_notes(train: TrainConfig, device: Device, others: float | None) -> list[str]:
     """That other programs have used so much of the cores while a run was set up that the CPU will train slowly."""
-    if others is None or others <= BUSY or not any(device.of(tower).is_cpu for tower in ("image", "text")):
+    if (
+        others is None
+        or others <= BUSY
+        or not any(device.of(tower).is_cpu for tower in ("image", "text"))
+    ):
         return []
     free, threads = free_cores(others), int(train.threads)
     if free >= threads:
         return []
-    fewer = f", or leave them what they use: --set train.threads={max(1, free)}" if threads > 1 else ""
+    fewer = (
+        f", or leave them what they use: --set train.threads={max(1, free)}" if threads > 1 else ""
+    )
     return [
         f"other programs use {others:.0%} of the cores, which can make steps several times as long: close them{fewer}"
     ]
@@ -483,7 +566,9 @@ def gather(request: Request, progress: DataProgress | None, ranks: Ranks = ALONE
     config = replace_in(config, "model", logit_bias=LOSSES[config.train.loss].has_bias)
     config, tokenizer, why_tokenizer = fit_vocabulary(config, data, initial)
     if initial and initial.shape.vocabulary != config.model.vocabulary:
-        config, initial = find_initial_weights(config, request.layers)  # a new text tower is as large as its vocabulary
+        config, initial = find_initial_weights(
+            config, request.layers
+        )  # a new text tower is as large as its vocabulary
     config, why_steps = count_steps(config, data, tokenizer)
     warnings = [*rate_warnings(config, initial), *seen_before_warnings(config, data)]
     return Ingredients(
@@ -506,7 +591,12 @@ def gather(request: Request, progress: DataProgress | None, ranks: Ranks = ALONE
 
 def saved_settings(setup: Ingredients) -> dict[str, Any]:
     """The contents of run.toml."""
-    about: dict[str, Any] = {"format": FORMAT, "recipe": setup.recipe, "lapclip": __version__, "asked": setup.asked}
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "recipe": setup.recipe,
+        "lapclip": __version__,
+        "asked": setup.asked,
+    }
     about["data_fingerprint"] = setup.data.fingerprint
     if setup.tuned_seconds is not None:
         about["tuned_seconds"] = setup.tuned_seconds
@@ -515,11 +605,18 @@ def saved_settings(setup: Ingredients) -> dict[str, Any]:
     return {"run": about, **asdict(setup.config), "reasons": setup.reasons}
 
 
-FEATURES_TOGETHER, TRAIN_TOGETHER, COMPARE_TOGETHER, NOTHING_LEFT = "features", "train", "compare", "nothing"
+FEATURES_TOGETHER, TRAIN_TOGETHER, COMPARE_TOGETHER, NOTHING_LEFT = (
+    "features",
+    "train",
+    "compare",
+    "nothing",
+)
 """What the rank that writes has the others do with what it gives them."""
 
 
-def share_set_up(ingredients: Ingredients, embedder: Embedder, device: Device, ranks: Ranks) -> None:
+def share_set_up(
+    ingredients: Ingredients, embedder: Embedder, device: Device, ranks: Ranks
+) -> None:
     """Have the other ranks build the same, to compute the features of what is frozen with this one."""
     with temporary_folder("rank") as folder:
         run = Run(folder)
@@ -531,14 +628,18 @@ def share_set_up(ingredients: Ingredients, embedder: Embedder, device: Device, r
         ranks.from_writer({"task": FEATURES_TOGETHER, "run": "features"}, "set-up")
         files = [path for path in sorted(run.path.rglob("*")) if path.is_file()]
         digest = ingredients.teacher.digest if ingredients.teacher else ""
-        share_run_files(run, files, ranks, cached_for_others(digest, ingredients.config, ingredients.data))
+        share_run_files(
+            run, files, ranks, cached_for_others(digest, ingredients.config, ingredients.data)
+        )
 
 
 CACHED_FOR_OTHERS = "features-*.npy", "packed-*/index.jsonl"
 """The names of what other ranks are given of this computer's cache."""
 
 
-def share_run_files(run: Run, files: Sequence[Path], ranks: Ranks, cached: Sequence[Path] = ()) -> None:
+def share_run_files(
+    run: Run, files: Sequence[Path], ranks: Ranks, cached: Sequence[Path] = ()
+) -> None:
     """Give the others files of a run, and some of this computer's cache."""
     ranks.share_files(run.path, files)
     there = [path for path in cached if path.exists()]
@@ -584,7 +685,11 @@ def build(
     config: Config, tokenizer: Tokenizer, device: Device, initial: InitialWeights | None
 ) -> tuple[AnyStep, Embedder]:
     """The model as it starts with its optimiser, ready to step, and the same model ready to embed."""
-    model = initial.take() if initial else CLIP(config.model, seed=derived_seed(config.train.seed, "weights"))
+    model = (
+        initial.take()
+        if initial
+        else CLIP(config.model, seed=derived_seed(config.train.seed, "weights"))
+    )
     initialise_logits(model, config.train, new=not config.train.start)
     if config.train.word_weight:
         model.start_words(derived_seed(config.train.seed, "words"))
@@ -592,14 +697,18 @@ def build(
     freeze(model, config.train)
     step = make_step(model, config.train, device)
     embedder = Embedder(model, tokenizer, device)
-    embedder.batch = min(embedder.batch, config.train.micro_batch or embedder.batch)  # what fits in memory at once
+    embedder.batch = min(
+        embedder.batch, config.train.micro_batch or embedder.batch
+    )  # what fits in memory at once
     return step, embedder
 
 
 def build_with(setup: RunSetup, config: Config) -> RunSetup:
     """The same run with other settings: built again, because the step and its optimiser hold theirs."""
     step, embedder = build(config, setup.tokenizer, setup.device, setup.initial_weights)
-    return replace(setup, config=config, step=step, embedder=with_features(embedder, setup.features, step))
+    return replace(
+        setup, config=config, step=step, embedder=with_features(embedder, setup.features, step)
+    )
 
 
 def build_again(training: Training, tokenizer: Tokenizer) -> tuple[AnyStep, Embedder]:
@@ -622,7 +731,11 @@ def add_notes(setup: RunSetup, notes: Sequence[str]) -> RunSetup:
 def start_notes(setup: RunSetup) -> list[str]:
     """Start new heads in closed form where that is asked; says where it cannot be."""
     train = setup.config.train
-    if train.head_start != CLOSED_FORM or train.start or start_heads(setup.step.model, setup.features, setup.data):
+    if (
+        train.head_start != CLOSED_FORM
+        or train.start
+        or start_heads(setup.step.model, setup.features, setup.data)
+    ):
         return []
     return [
         "heads start at random: fitting them before training takes two pretrained towers, frozen, with cached features"
@@ -634,8 +747,15 @@ def lora_notes(config: Config, model: CLIP) -> list[str]:
     if not config.train.lora_rank:
         return []
     towers = {"image": model.image, "text": model.text}
-    bare = [name for name, tower in towers.items() if not any(isinstance(part, LowRank) for part in tower.modules())]
-    return [f"the {name} tower has no attention to add to: but for its head it stays as it is" for name in bare]
+    bare = [
+        name
+        for name, tower in towers.items()
+        if not any(isinstance(part, LowRank) for part in tower.modules())
+    ]
+    return [
+        f"the {name} tower has no attention to add to: but for its head it stays as it is"
+        for name in bare
+    ]
 
 
 def fit_micro_batch(setup: RunSetup) -> RunSetup:
@@ -662,20 +782,30 @@ def fill_minutes(setup: RunSetup, *, asked_evaluations: bool) -> RunSetup:
     seconds = train.minutes * 60 - scorings * evaluation_seconds
     most = max(1, min(MOST_EVALUATIONS, int(SHARE_OF_EVALUATIONS * seconds / evaluation_seconds)))
     rarely_enough = math.ceil(seconds / step_seconds / per_epoch / most)
-    every = train.evaluate_every_epochs if asked_evaluations else max(train.evaluate_every_epochs, rarely_enough)
+    every = (
+        train.evaluate_every_epochs
+        if asked_evaluations
+        else max(train.evaluate_every_epochs, rarely_enough)
+    )
     per_step = step_seconds + evaluation_seconds / (per_epoch * every)
     steps = max(1, int(seconds / per_step))
-    reason = f"{counted(train.minutes, 'minute')} at {per_step:.3f} s a step, timed here before training"
+    reason = (
+        f"{counted(train.minutes, 'minute')} at {per_step:.3f} s a step, timed here before training"
+    )
     setup = replace(setup, reasons=setup.reasons | {"train.steps": reason})
     least = max(LEAST_EPOCHS * per_epoch, LEAST_STEPS)
     if steps < least:
         verb = "is" if train.minutes == 1 else "are"
-        enough_for = f"{counted(train.minutes, 'minute')} {verb} enough for {counted(steps, 'step')}"
+        enough_for = (
+            f"{counted(train.minutes, 'minute')} {verb} enough for {counted(steps, 'step')}"
+        )
         enough = round_up_minutes(least * per_step + scorings * evaluation_seconds)
         few = f"{enough_for}; {least:,} or more are better, and take about {counted(enough, 'minute')}"
         setup = add_notes(setup, [few])
     del trial
-    return build_with(setup, replace_in(setup.config, "train", steps=steps, evaluate_every_epochs=every))
+    return build_with(
+        setup, replace_in(setup.config, "train", steps=steps, evaluate_every_epochs=every)
+    )
 
 
 def round_up_minutes(seconds: float) -> float:

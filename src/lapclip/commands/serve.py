@@ -101,7 +101,9 @@ class Prepared:
     @property
     def name(self) -> str:
         """What callers see: the run's name, or the last part of a path. As text: names of files may be none."""
-        return printable(self.options.name or (self.which.name if self.which.made_by else self.which.path.name))
+        return printable(
+            self.options.name or (self.which.name if self.which.made_by else self.which.path.name)
+        )
 
 
 @dataclass(frozen=True)
@@ -155,11 +157,23 @@ def open_service(prepared: Prepared, progress: Progress, waiting: Status) -> Ope
         return ServedModel(name, engine, limits.cache_bytes, metrics.batch, _recall(which))
 
     service = Service(make(prepared.engine), limits, metrics, allow_urls=options.allow_urls)
-    search = FolderSearch(options.search, service, which, progress, waiting) if options.search else None
+    search = (
+        FolderSearch(options.search, service, which, progress, waiting) if options.search else None
+    )
     notes = [*_about(prepared), *prepared.notes]
     facts = _facts(prepared)
     return Opened(
-        options, which, name, prepared.stamps, prepared.key, prepared.names, notes, facts, service, make, search
+        options,
+        which,
+        name,
+        prepared.stamps,
+        prepared.key,
+        prepared.names,
+        notes,
+        facts,
+        service,
+        make,
+        search,
     )
 
 
@@ -175,9 +189,23 @@ def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = Non
     from lapclip.serving.swap import Swapper
     from lapclip.web.server import Announcement, serve_until_interrupted
 
-    options, which, key, service, search = opened.options, opened.which, opened.key, opened.service, opened.search
+    options, which, key, service, search = (
+        opened.options,
+        opened.which,
+        opened.key,
+        opened.service,
+        opened.search,
+    )
     limits = service.limits
-    swapper = Swapper(service, which, opened.make, opened.stamps, asked=options.asked, follow=options.follow, log=log)
+    swapper = Swapper(
+        service,
+        which,
+        opened.make,
+        opened.stamps,
+        asked=options.asked,
+        follow=options.follow,
+        log=log,
+    )
     output = sys.stderr if as_json else sys.stdout
     # The token in the page's address opens everything: it does not belong into journals and log files.
     shows_token = key is None or output.isatty()
@@ -185,10 +213,21 @@ def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = Non
 
     def ready(link: str) -> None:
         url = link.partition("?")[0].rstrip("/")
-        print(said.getvalue() if shows_token else said.getvalue().replace(link, f"{url}/"), end="", file=output)
+        print(
+            said.getvalue() if shows_token else said.getvalue().replace(link, f"{url}/"),
+            end="",
+            file=output,
+        )
         if not shows_token and not as_json:
-            print("The page's address needs a token, which is printed in a terminal and by --json.", file=output)
-        print(f"Try: {curl_command(url, options.api_key_file, users_shell())}", file=output, flush=True)
+            print(
+                "The page's address needs a token, which is printed in a terminal and by --json.",
+                file=output,
+            )
+        print(
+            f"Try: {curl_command(url, options.api_key_file, users_shell())}",
+            file=output,
+            flush=True,
+        )
         if as_json:
             as_json({"url": url, "page": link, **opened.facts})
         swapper.server = this_server(url, opened.name, which.reference, service.model.fingerprint)
@@ -250,7 +289,10 @@ def reload(model: str | None) -> dict[str, Any]:
         reference = which_model(model).reference if model else None
     said = ask_to_reload(find_server(model, reference))
     if said.outcome == "refused":
-        raise RunError(f"{said.name} at {said.url}: {said.reason}", hint="the log of the server; it serves the old one")
+        raise RunError(
+            f"{said.name} at {said.url}: {said.reason}",
+            hint="the log of the server; it serves the old one",
+        )
     return {
         "url": said.url,
         "model": said.name,
@@ -287,7 +329,9 @@ def _check_numbers(options: ServeOptions) -> None:
     ):
         if value is not None and not least <= value <= most:
             limits = f"{least} or more" if most == math.inf else f"{least} to {most}"
-            raise ConfigError(f"{name} must be {limits}, not {value}.", hint=options.again(name, max(1, least)))
+            raise ConfigError(
+                f"{name} must be {limits}, not {value}.", hint=options.again(name, max(1, least))
+            )
 
 
 def _host_name(given: str, options: ServeOptions) -> str:
@@ -300,7 +344,9 @@ def _host_name(given: str, options: ServeOptions) -> str:
     if name is None or not re.fullmatch(r"[a-z0-9_.-]+|[0-9a-f:]+", name):
         key = options.api_key_file or Path("key.txt")
         right = replace(options, allow_hosts=("clip.example.org",), api_key_file=key)
-        raise ConfigError(f"--allow-host takes the name of a host, not {printable(given)}.", hint=right.again())
+        raise ConfigError(
+            f"--allow-host takes the name of a host, not {printable(given)}.", hint=right.again()
+        )
     return name
 
 
@@ -343,19 +389,26 @@ def read_key(path: Path) -> tuple[str, list[str]]:
     try:
         content = read_bytes(path, LARGEST_SETTINGS, own=True)
         # Windows PowerShell 5.1 writes what a program prints as UTF-16.
-        key = content.decode("utf-16" if content.startswith(codecs.BOM_UTF16_LE) else "utf-8-sig").strip()
+        key = content.decode(
+            "utf-16" if content.startswith(codecs.BOM_UTF16_LE) else "utf-8-sig"
+        ).strip()
         mode = path.stat().st_mode
     except FileNotFoundError:
-        raise ConfigError(f"There is no file {path}.", hint=MAKE_KEY.replace("key.txt", quoted(str(path)))) from None
+        raise ConfigError(
+            f"There is no file {path}.", hint=MAKE_KEY.replace("key.txt", quoted(str(path)))
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         why = "it is no text" if isinstance(error, UnicodeDecodeError) else error.strerror or error
         raise ConfigError(f"{path} holds no API key: {why}.", hint=MAKE_KEY) from None
     if len(key) < LEAST_KEY or not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(
-            f"{path} holds no API key: one line of {LEAST_KEY} or more ASCII characters without spaces.", hint=MAKE_KEY
+            f"{path} holds no API key: one line of {LEAST_KEY} or more ASCII characters without spaces.",
+            hint=MAKE_KEY,
         )
     exposed = os.name != "nt" and mode & (stat.S_IRGRP | stat.S_IROTH)
-    return key, [f"Other accounts can read {path}: chmod 600 {quoted(str(path))}"] if exposed else []
+    return key, [
+        f"Other accounts can read {path}: chmod 600 {quoted(str(path))}"
+    ] if exposed else []
 
 
 def _about(prepared: Prepared) -> list[str]:
@@ -364,10 +417,15 @@ def _about(prepared: Prepared) -> list[str]:
     path = "" if str(which.path) == name else f" ({printable(which.path)})"
     lines = [f"model {printable(name)}{path}, fingerprint {engine.fingerprint}: {which.why}"]
     fixed = " (as asked)" if options.engine else ""
-    lines += [f"chosen{fixed}: {engine.reasons[0]}", *(f"  {reason}" for reason in engine.reasons[1:])]
+    lines += [
+        f"chosen{fixed}: {engine.reasons[0]}",
+        *(f"  {reason}" for reason in engine.reasons[1:]),
+    ]
     lines += [f"hint: {hint}" for hint in engine.hints]
     if options.follow:
-        lines.append(f"follows {printable(which.path)}: a newer model is taken when it has passed its check")
+        lines.append(
+            f"follows {printable(which.path)}: a newer model is taken when it has passed its check"
+        )
     return [*lines, f"deadline of a request: {duration(options.deadline)} (--deadline)"]
 
 
@@ -389,7 +447,11 @@ def _facts(prepared: Prepared) -> dict[str, Any]:
 def _who_can_ask(key: str | None, shows_token: bool) -> str:
     if key is None:
         return "Everybody on this computer can ask, and nobody else."
-    return "Whoever has the key, or this address, can ask." if shows_token else "Whoever has the key can ask."
+    return (
+        "Whoever has the key, or this address, can ask."
+        if shows_token
+        else "Whoever has the key can ask."
+    )
 
 
 BODY = '{"items": [{"text": "a red bicycle"}]}'
@@ -398,9 +460,15 @@ BODY = '{"items": [{"text": "a red bicycle"}]}'
 def curl_command(url: str, key_file: Path | None, shell: Shell) -> str:
     """A request that can be pasted."""
     # In Windows PowerShell `curl` is another program.
-    words = ["curl.exe" if shell in ("cmd", "powershell") else "curl", quoted(f"{url}/embed", shell)]
+    words = [
+        "curl.exe" if shell in ("cmd", "powershell") else "curl",
+        quoted(f"{url}/embed", shell),
+    ]
     if key_file is not None:
-        words += ["-H", f'"Authorization: Bearer {_KEY_IN[shell].format(quoted(str(key_file), shell))}"']
+        words += [
+            "-H",
+            f'"Authorization: Bearer {_KEY_IN[shell].format(quoted(str(key_file), shell))}"',
+        ]
     words += ["-H", quoted("Content-Type: application/json", shell), "-d", quoted(BODY, shell)]
     return " ".join(words)
 

@@ -41,7 +41,11 @@ from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import LapclipError, LostRank, TrainingError
 from lapclip.evaluation.calibration import calibrate, keep_calibration
 from lapclip.evaluation.hubness import bank_of, read_bank, save_bank
-from lapclip.evaluation.short_questions import ShortQuestions, evaluate_short_questions, short_questions
+from lapclip.evaluation.short_questions import (
+    ShortQuestions,
+    evaluate_short_questions,
+    short_questions,
+)
 from lapclip.loss import LOSSES
 from lapclip.machine import facts, system_memory
 from lapclip.machine.desktop import Signals, kept_awake, notify
@@ -54,7 +58,14 @@ from lapclip.paths import open_own
 from lapclip.runs import events
 from lapclip.runs.events import EventLog, mapping, read_events
 from lapclip.runs.folder import RUNS, Run, check_name, create_run
-from lapclip.runs.heartbeat import PREPARING, Pulse, at_work_path, beat_of, others_at_work, write_beat
+from lapclip.runs.heartbeat import (
+    PREPARING,
+    Pulse,
+    at_work_path,
+    beat_of,
+    others_at_work,
+    write_beat,
+)
 from lapclip.runs.messages import LineWriter, recall_text
 from lapclip.runs.summary import tower_devices
 from lapclip.together import invited_at, is_restarted, machines_wanted
@@ -86,14 +97,26 @@ def train(
     began, laps = time.perf_counter(), Laps()
     check_name(name, reserved)
     # A run in the background has its folder already. This one has none until all is ready, and may yet be refused.
-    beats = nullcontext() if reserved else Pulse([at_work_path(PREPARING)], str((RUNS / (name or "")).absolute()))
+    beats = (
+        nullcontext()
+        if reserved
+        else Pulse([at_work_path(PREPARING)], str((RUNS / (name or "")).absolute()))
+    )
     try:
         with beats:
             setup = set_up(recipe, settings, minutes, callbacks, ranks, laps)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("Interrupted before the run began: there is nothing to resume.") from None
-    run = create_run(name, setup.recipe, saved_settings(setup), reserved, partial(save_start, setup=setup))
-    with working_on(run, setup.config.work), stop_signals() as signals, recording(run, callbacks, setup.config) as log:
+        raise KeyboardInterrupt(
+            "Interrupted before the run began: there is nothing to resume."
+        ) from None
+    run = create_run(
+        name, setup.recipe, saved_settings(setup), reserved, partial(save_start, setup=setup)
+    )
+    with (
+        working_on(run, setup.config.work),
+        stop_signals() as signals,
+        recording(run, callbacks, setup.config) as log,
+    ):
         training = start_training(run, setup, log, ranks)
         notes = [*setup.notes, *company(run, ranks), *competitors()]
         laps.lap("folder")
@@ -124,11 +147,15 @@ def company(run: Run, ranks: Ranks) -> list[str]:
         if event["type"] == "together":
             before = Counter(map(str, mapping(event.get("worth")).get("hosts") or []))
     gone, come = sorted((before - now).elements()), sorted((now - before).elements())
-    notes = [f"goes on without {' and '.join(gone)}"] * bool(gone) + [f"{' and '.join(come)} joined"] * bool(come)
+    notes = [f"goes on without {' and '.join(gone)}"] * bool(gone) + [
+        f"{' and '.join(come)} joined"
+    ] * bool(come)
     if ranks.many and not notes and run.events.exists():
         notes = [f"trained by {' and '.join(ranks.hosts)}"]
     if ranks.count < machines_wanted():
-        notes.append(f"{ranks.count} of {machines_wanted()} computers are here; the others may join again")
+        notes.append(
+            f"{ranks.count} of {machines_wanted()} computers are here; the others may join again"
+        )
     return notes
 
 
@@ -145,7 +172,11 @@ def share_run(training: Training) -> None:
     ranks.connect(training.device.collectives)
     newest = list_checkpoints(run.checkpoints)[-1]
     folders = [folder for folder in (run.start, newest) if folder.exists()]
-    files = [run.settings, run.tokenizer, *(path for folder in folders for path in sorted(folder.iterdir()))]
+    files = [
+        run.settings,
+        run.tokenizer,
+        *(path for folder in folders for path in sorted(folder.iterdir())),
+    ]
     # With what fallbacks have changed since the run began, which run.toml does not have.
     settings = asdict(training.config.train)
     if training.features is None or training.features.is_empty:  # then the others take none, either
@@ -180,7 +211,11 @@ def next_batch(training: Training) -> Batch:
     """The batch of the next step, with the images of this rank's own shards alone: others need not be read here. A rank
     without shards has them all, to be timed with."""
     shards, ranks = training.config.train.shards, training.ranks
-    plan = own_batches(training.plan, shards, ranks) if own_shards(ranks, shards or ranks.count) else training.plan
+    plan = (
+        own_batches(training.plan, shards, ranks)
+        if own_shards(ranks, shards or ranks.count)
+        else training.plan
+    )
     return plan.batch(min(training.progress.step + 1, training.steps))
 
 
@@ -189,12 +224,18 @@ def measure(training: Training) -> None:
     ranks, train, step = training.ranks, training.config.train, training.step
     if not isinstance(step, TrainStep):
         return
-    batch = training.plan.batch(min(training.progress.step + 1, train.steps)) if ranks.writes else next_batch(training)
+    batch = (
+        training.plan.batch(min(training.progress.step + 1, train.steps))
+        if ranks.writes
+        else next_batch(training)
+    )
     worth = measure_together(step, batch, train, training.device, ranks)
     ranks.speeds, ranks.overlaps = worth.shards, worth.overlaps
     ranks.sent_bytes, ranks.waited_seconds = 0, 0.0  # of what follows
     training.log.append(
-        events.Together(step=training.progress.step, worth=worth.to_dict(), text=worth.line(train.batch_size))
+        events.Together(
+            step=training.progress.step, worth=worth.to_dict(), text=worth.line(train.batch_size)
+        )
     )
     if ranks.writes:
         wanted = machines_wanted()  # so that others know how the run is gone on with
@@ -264,7 +305,11 @@ class Outcome:
         return 128 + self.stop_signal if self.stop_signal else 0
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name not in ("stop_signal", "late_signal")}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in ("stop_signal", "late_signal")
+        }
 
 
 @contextmanager
@@ -313,11 +358,15 @@ def start_training(
         probes=ProbeCaptions(setup.data.held_out, own_captions(work.ask), run.images),
         polite_pauses=PolitePauses(work.battery) if work.polite and ranks.writes else None,
         ranks=ranks,
-        swap=None if ranks.many else SwapWatch(),  # a fallback of one rank alone would part it from the others
+        swap=None
+        if ranks.many
+        else SwapWatch(),  # a fallback of one rank alone would part it from the others
     )
 
 
-def run_to_end(training: Training, signals: Signals, began: float, laps: Laps, callbacks: Callbacks) -> Outcome:
+def run_to_end(
+    training: Training, signals: Signals, began: float, laps: Laps, callbacks: Callbacks
+) -> Outcome:
     """Train to the end or to a signal, then score the best model."""
     training.stop_reason = lambda: signals.reason() or callbacks.stop_reason()
     try:
@@ -325,12 +374,16 @@ def run_to_end(training: Training, signals: Signals, began: float, laps: Laps, c
         if evaluation is None:
             training.ranks.check_stop(training.stopped_by)
     except Exception as error:
-        if isinstance(error, LostRank):  # ranks wait for each other before an update or after it: it is never half-done
+        if isinstance(
+            error, LostRank
+        ):  # ranks wait for each other before an update or after it: it is never half-done
             with suppress(Exception):
                 training.save()
         text = error.message if is_restarted(error) and isinstance(error, LostRank) else str(error)
         with suppress(LapclipError):
-            training.log.append(events.Failed(step=training.progress.step, error=text or type(error).__name__))
+            training.log.append(
+                events.Failed(step=training.progress.step, error=text or type(error).__name__)
+            )
         _notify(training, "failed", began)
         raise
     record_truth(training)
@@ -400,7 +453,12 @@ def finish(training: Training, laps: Laps) -> dict[str, Any]:
     final, split = embed_final(training), training.data.final[0]
     training.ranks.close()
     training.ranks = ALONE  # the others have done all there was for them to do
-    best, embedded, questions, asked_QE = final.best, final.embedded, final.questions, final.asked_QE
+    best, embedded, questions, asked_QE = (
+        final.best,
+        final.embedded,
+        final.questions,
+        final.asked_QE,
+    )
     evaluation = _scores(training, embedded)
     if questions and asked_QE is not None:
         training.short_questions = evaluate_short_questions(embedded[0], asked_QE, questions)
@@ -420,11 +478,16 @@ def finish(training: Training, laps: Laps) -> dict[str, Any]:
             early=training.ended_early,
         )
     )
-    keep_newest(training.run.checkpoints, 1)  # nothing can go wrong any more for which another would be needed
+    keep_newest(
+        training.run.checkpoints, 1
+    )  # nothing can go wrong any more for which another would be needed
     if _is_to_be_calibrated(training):
         if split != "val":
             pairs = training.data.held_out
-            embedded, (questions, asked_QE) = best.encode_pairs(pairs), _short_questions(training, best, pairs)
+            embedded, (questions, asked_QE) = (
+                best.encode_pairs(pairs),
+                _short_questions(training, best, pairs),
+            )
         _calibrate(training, best, embedded, questions, asked_QE)
     return evaluation
 
@@ -437,7 +500,9 @@ def _load(training: Training, folder: Path) -> Embedder:
 
 def _scores(training: Training, embedded: Vectors) -> dict[str, Any]:
     batch_size = training.config.train.batch_size
-    has_classes = bool(training.data.classes)  # many images share a caption, so R@1 stays low for a perfect model
+    has_classes = bool(
+        training.data.classes
+    )  # many images share a caption, so R@1 stays low for a perfect model
     scores = score_embeddings(*embedded, batch_size, among_1000=not has_classes)
     return {"split": training.data.final[0], **scores}
 
@@ -451,7 +516,10 @@ def _short_questions(
 
 
 def _is_to_be_calibrated(training: Training) -> bool:
-    enough = len(training.data.held_out) >= ENOUGH_TO_CALIBRATE and training.progress.step >= STEPS_TO_CALIBRATE
+    enough = (
+        len(training.data.held_out) >= ENOUGH_TO_CALIBRATE
+        and training.progress.step >= STEPS_TO_CALIBRATE
+    )
     return enough and not training.data.classes
 
 
@@ -491,7 +559,11 @@ def started(training: Training, setup: RunSetup, notes: list[str], laps: Laps) -
         config=asdict(training.config),
         reasons=setup.reasons,
         machine=facts.machine_facts(),
-        versions={"lapclip": __version__, "torch": torch.__version__, "numpy": importlib.metadata.version("numpy")},
+        versions={
+            "lapclip": __version__,
+            "torch": torch.__version__,
+            "numpy": importlib.metadata.version("numpy"),
+        },
         commit=facts.source_commit(),
         devices=training.step.model.tower_devices(),
         steps=training.steps,

@@ -56,6 +56,8 @@ def tune(
     tuning = Search(config, batch, seconds, callbacks.tuning_progress, clock=clock).run()
     if tuning.worth_remembering:
         remember(config, batch, tuning, seconds)
-    loaders, why_loaders = choose_loader_threads(config.train.loader_threads, plan, tuning.seconds_a_step)
+    loaders, why_loaders = choose_loader_threads(
+        config.train.loader_threads, plan, tuning.seconds_a_step
+    )
     found = describe(tuning, loaders, why_loaders)
     return {"recipe": request.recipe, **found, "remembered": tuning.worth_remembering}

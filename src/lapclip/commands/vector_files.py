@@ -106,7 +106,9 @@ class VectorFile(ABC):
             return None
         if self.is_whole(about):
             return about
-        if not UnfinishedVectors(self.path).folder.exists():  # so no process was killed between the two files
+        if not UnfinishedVectors(
+            self.path
+        ).folder.exists():  # so no process was killed between the two files
             raise refusal(self.path, self.other_name)
         return None
 
@@ -117,7 +119,9 @@ class VectorFile(ABC):
     @property
     def other_name(self) -> str:
         """A hint for another name."""
-        return f"--out with another name, such as {self.path.with_stem(f'{self.path.stem}-vectors')}"
+        return (
+            f"--out with another name, such as {self.path.with_stem(f'{self.path.stem}-vectors')}"
+        )
 
     def write_files(self, contents: Mapping[Path, Callable[[Path], object]]) -> None:
         """Write all of it, and only then let it take the place of what was there."""
@@ -162,7 +166,9 @@ class ParquetFile(VectorFile):
         schema = pyarrow.schema(list(columns.items()), metadata=told)
 
         def vectors(rows: np.ndarray) -> pyarrow.Array:
-            return pyarrow.FixedSizeListArray.from_arrays(np.ascontiguousarray(rows, np.float32).ravel(), width)
+            return pyarrow.FixedSizeListArray.from_arrays(
+                np.ascontiguousarray(rows, np.float32).ravel(), width
+            )
 
         def write(partial: Path) -> None:
             # Vectors do not repeat, so a dictionary of their numbers would be made for nothing.
@@ -212,14 +218,35 @@ class NpzFile(VectorFile):
     def write(self, found: Embedded) -> None:
         def write(partial: Path) -> None:
             with zipfile.ZipFile(partial, "w") as file:
-                _write_array(file, "image", *_described(found.image_ND), (piece.image_ND for piece in found.pieces()))
-                _write_texts(file, "pictures", lambda piece: [row.image.name for row in piece.rows], found)
+                _write_array(
+                    file,
+                    "image",
+                    *_described(found.image_ND),
+                    (piece.image_ND for piece in found.pieces()),
+                )
+                _write_texts(
+                    file, "pictures", lambda piece: [row.image.name for row in piece.rows], found
+                )
                 _write_texts(file, "split", lambda piece: [row.split for row in piece.rows], found)
                 if found.has_texts:
-                    _write_array(file, "text", *_described(found.text_MD), (piece.text_MD for piece in found.pieces()))
+                    _write_array(
+                        file,
+                        "text",
+                        *_described(found.text_MD),
+                        (piece.text_MD for piece in found.pieces()),
+                    )
                     _write_texts(file, "captions", _captions, found)
-                    _write_array(file, "picture_of_caption", (len(found.text_MD),), np.dtype("<i8"), _owners(found))
-                for name, text in ((FINGERPRINT, found.about[FINGERPRINT]), (ABOUT, json.dumps(found.about))):
+                    _write_array(
+                        file,
+                        "picture_of_caption",
+                        (len(found.text_MD),),
+                        np.dtype("<i8"),
+                        _owners(found),
+                    )
+                for name, text in (
+                    (FINGERPRINT, found.about[FINGERPRINT]),
+                    (ABOUT, json.dumps(found.about)),
+                ):
                     one = np.array(text)
                     _write_array(file, name, (), one.dtype, [one])
 
@@ -257,7 +284,9 @@ class NpyFile(VectorFile):
         def vectors(partial: Path) -> None:
             with open(partial, "wb") as file:
                 both = _Digesting(file, digest)
-                _write_npy(both, *_described(found.image_ND), (piece.image_ND for piece in found.pieces()))
+                _write_npy(
+                    both, *_described(found.image_ND), (piece.image_ND for piece in found.pieces())
+                )
 
         def facts(partial: Path) -> None:
             about = {**found.about, VECTORS_DIGEST: digest.hexdigest()}
@@ -267,12 +296,18 @@ class NpyFile(VectorFile):
                 between = "\n"
                 for piece in found.pieces():
                     for row in piece.rows:
-                        about = {"path": row.image.name, "captions": row.captions, "split": row.split}
+                        about = {
+                            "path": row.image.name,
+                            "captions": row.captions,
+                            "split": row.split,
+                        }
                         file.write(f"{between}{json.dumps(about)}")
                         between = ",\n"
                 file.write("\n]}\n")
 
-        self.write_files({self.path: vectors, self.json: facts})  # by its digest both are known to belong together
+        self.write_files(
+            {self.path: vectors, self.json: facts}
+        )  # by its digest both are known to belong together
 
 
 class _Digesting:
@@ -294,7 +329,8 @@ def vector_file(path: Path) -> VectorFile:
     form = FORMS.get(path.suffix.lower())
     if form is None:
         raise DataError(
-            f"--out {path} does not say which kind of file.", hint=f"a name that ends in {', '.join(FORMS)}"
+            f"--out {path} does not say which kind of file.",
+            hint=f"a name that ends in {', '.join(FORMS)}",
         )
     return form(path)
 
@@ -346,7 +382,9 @@ def _write_array(
         _write_npy(inside, shape, kind, parts)
 
 
-def _write_npy(file: Any, shape: tuple[int, ...], kind: np.dtype, parts: Iterable[np.ndarray]) -> None:
+def _write_npy(
+    file: Any, shape: tuple[int, ...], kind: np.dtype, parts: Iterable[np.ndarray]
+) -> None:
     about = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, about)
     for part in parts:
@@ -384,13 +422,19 @@ class UnfinishedVectors:
         """Read what is there, and keep other processes out until the end."""
         lock = filelock.FileLock(self.folder / LOCK)
         try:
-            self.folder.mkdir(0o700, parents=True, exist_ok=True)  # it tells the names of what may be private photos
+            self.folder.mkdir(
+                0o700, parents=True, exist_ok=True
+            )  # it tells the names of what may be private photos
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            raise RunBusy(f"Another process is writing {self._file}.", hint="wait for it, or another --out") from None
+            raise RunBusy(
+                f"Another process is writing {self._file}.", hint="wait for it, or another --out"
+            ) from None
         except (OSError, NotImplementedError) as error:
             why = getattr(error, "strerror", None) or first_line(error)
-            raise DataError(f"Cannot write to {self.folder}: {why}.", hint="--out in another folder") from error
+            raise DataError(
+                f"Cannot write to {self.folder}: {why}.", hint="--out in another folder"
+            ) from error
         try:
             self._read()
             yield
@@ -433,7 +477,9 @@ class UnfinishedVectors:
         self.rows = rows
         self.unreadable += unreadable
         self.passing += passing
-        self._add_line({"rows": rows, **self.counts, "unreadable": list(unreadable), "passing": passing})
+        self._add_line(
+            {"rows": rows, **self.counts, "unreadable": list(unreadable), "passing": passing}
+        )
 
     def vectors(self, name: str) -> np.ndarray:
         """All vectors of images or of captions, memory-mapped."""
@@ -456,7 +502,10 @@ class UnfinishedVectors:
     def _read(self) -> None:
         """What is there, up to the first line that is not whole or whose vectors are missing; the rest is cut off."""
         self._forget()
-        with suppress(FileNotFoundError, ValueError, KeyError, TypeError), open(self._journal, "rb") as file:
+        with (
+            suppress(FileNotFoundError, ValueError, KeyError, TypeError),
+            open(self._journal, "rb") as file,
+        ):
             about = parse_json(file.readline().decode())
             row_bytes = KIND.itemsize * int(about["dimension"])
             room = {name: path.stat().st_size // row_bytes for name, path in self._vectors.items()}
@@ -470,7 +519,9 @@ class UnfinishedVectors:
                         break
                     self.rows, self.counts = int(said["rows"]), counts
                     self.unreadable += unreadable
-                    self.passing += int(said.get("passing", len(unreadable)))  # not told by earlier versions
+                    self.passing += int(
+                        said.get("passing", len(unreadable))
+                    )  # not told by earlier versions
                     good += len(line)
             os.truncate(self._journal, good)
             for name, path in self._vectors.items():

@@ -34,7 +34,13 @@ from lapclip.compare.fits import (
 from lapclip.config import ModelConfig, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.machine import facts
-from lapclip.machine.choose_device import available, default_threads, device_of, pair_of, prepare_device
+from lapclip.machine.choose_device import (
+    available,
+    default_threads,
+    device_of,
+    pair_of,
+    prepare_device,
+)
 from lapclip.machine.device import Device
 from lapclip.machine.sensors import Energy, of_device
 from lapclip.machine.timing import Stopwatch, busy_cores, timed
@@ -67,7 +73,11 @@ def contestants() -> list[Contestant]:
     if len(here) == 1:
         alone = here[0]
         fewer = [Contestant(alone.kind, "float32", threads // 2)] if threads > 1 else []
-        return [Contestant(alone.kind, "float32", threads), Contestant(alone.kind, alone.half, threads), *fewer]
+        return [
+            Contestant(alone.kind, "float32", threads),
+            Contestant(alone.kind, alone.half, threads),
+            *fewer,
+        ]
     # Against an accelerator the CPU is to do its best: at small sizes, fewer threads are faster.
     alone = [
         Contestant(device.kind, dtype, 0 if device.is_cpu else threads)
@@ -79,7 +89,10 @@ def contestants() -> list[Contestant]:
 
 
 def compare(
-    seconds: float, status: Status, rungs: Sequence[Rung] = MEASURED, batches: Sequence[int] = BATCHES
+    seconds: float,
+    status: Status,
+    rungs: Sequence[Rung] = MEASURED,
+    batches: Sequence[int] = BATCHES,
 ) -> dict[str, Any]:
     """Every cell that fits into memory and time, and what follows from all of them."""
     warnings = [warning] if (warning := busy_cores()) else []
@@ -102,7 +115,11 @@ def compare(
 
 
 def measure_cells(
-    among: Sequence[Contestant], rungs: Sequence[Rung], batches: Sequence[int], seconds: float, status: Status
+    among: Sequence[Contestant],
+    rungs: Sequence[Rung],
+    batches: Sequence[int],
+    seconds: float,
+    status: Status,
 ) -> list[Cell]:
     """Contestants in turns, small models first; what would take too long is left to the fit.
 
@@ -112,14 +129,18 @@ def measure_cells(
     of_each = min(MOST_OF_EACH, seconds / CELLS)
     cells: list[Cell] = []
     trains = {contestant: contestant_settings(contestant, status) for contestant in among}
-    sizes = [(rung, batch) for some in (batches[::2], batches[1::2]) for rung in rungs for batch in some]
+    sizes = [
+        (rung, batch) for some in (batches[::2], batches[1::2]) for rung in rungs for batch in some
+    ]
     for rung, batch in sizes:
         for contestant in among:
             cell = Cell(**asdict(contestant), model=rung.shape.name, parameters=rung.parameters,
                         work=rung.work(batch), batch=batch, layers=rung.layers)  # fmt: skip
             left = short_duration(max(0.0, ends - time.perf_counter()))
             what = f"{rung.parameters / 1e6:.3g} M parameters, batch {batch}, {contestant.text()}"
-            status(f"{what}; cell {len(cells) + 1} of {len(sizes) * len(among)}, at most {left} left for them")
+            status(
+                f"{what}; cell {len(cells) + 1} of {len(sizes) * len(among)}, at most {left} left for them"
+            )
             train = replace(trains[contestant], batch_size=batch)
             if reason := _too_large(cell, rung, train):
                 cells.append(replace(cell, skipped=reason, too_large=True))
@@ -128,7 +149,9 @@ def measure_cells(
             else:
                 cells.append(measure_cell(cell, rung, train, cells, of_each, ends))
     _model.cache_clear()
-    return sorted(cells, key=lambda cell: (cell.parameters, among.index(cell.contestant), cell.batch))
+    return sorted(
+        cells, key=lambda cell: (cell.parameters, among.index(cell.contestant), cell.batch)
+    )
 
 
 def _too_large(cell: Cell, rung: Rung, train: TrainConfig) -> str | None:
@@ -136,7 +159,9 @@ def _too_large(cell: Cell, rung: Rung, train: TrainConfig) -> str | None:
     for device, parts in demands(rung.shape, train, CAPTION_TOKENS, device_of(cell.device)):
         free = device.free_bytes()
         needed = parts.total
-        needed += 4 * rung.parameters if device.shares_memory else 0  # the weights that all contestants begin with
+        needed += (
+            4 * rung.parameters if device.shares_memory else 0
+        )  # the weights that all contestants begin with
         if needed > SHARE_OF_MEMORY * free:
             return f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
     return None
@@ -161,7 +186,11 @@ def _expected(cell: Cell, cells: Sequence[Cell]) -> float:
     alike = _nearest(cell, own) or own[0]
     lightest = min(own, key=lambda other: (-other.parameters, other.work))
     by_work = (alike.ms or 0.0) * max(1.0, cell.work / alike.work)
-    by_weights = (lightest.ms or 0.0) * cell.parameters / lightest.parameters if cell.work > lightest.work else 0.0
+    by_weights = (
+        (lightest.ms or 0.0) * cell.parameters / lightest.parameters
+        if cell.work > lightest.work
+        else 0.0
+    )
     return max(by_work, by_weights) / 1e3
 
 
@@ -172,14 +201,21 @@ def _nearest(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
 
 
 def measure_cell(
-    cell: Cell, rung: Rung, train: TrainConfig, cells: Sequence[Cell], seconds: float, ends: float = math.inf
+    cell: Cell,
+    rung: Rung,
+    train: TrainConfig,
+    cells: Sequence[Cell],
+    seconds: float,
+    ends: float = math.inf,
 ) -> Cell:
     """A cell with what was measured in so many seconds of steps; past the end no other number of threads is tried."""
     device, weights = device_of(cell.device), _model(rung)
     try:
         with device.watch_peak() as peak:
             step = make_step(copy.deepcopy(weights).place(device), train, device)
-            take = functools.partial(_time_steps, step, random_batch(rung.shape, cell.batch), device, seconds)
+            take = functools.partial(
+                _time_steps, step, random_batch(rung.shape, cell.batch), device, seconds
+            )
             if cell.threads:
                 threads, (spent, joules) = cell.threads, take(cell.threads)
             else:
@@ -187,7 +223,9 @@ def measure_cell(
                 most = default_threads()
                 start = nearest.used_threads if nearest else max(1, most // 4)
                 threads, (spent, joules) = _best_threads(take, start or most, most, ends)
-    except Exception as error:  # its kind alone: the result may be given to others, and messages may hold paths
+    except (
+        Exception
+    ) as error:  # its kind alone: the result may be given to others, and messages may hold paths
         return replace(cell, skipped=f"does not run here ({type(error).__name__})")
     pairs = cell.batch / spent
     return replace(cell, ms=spent * 1e3, pairs_per_second=pairs, peak_memory_bytes=peak.added, joules=joules,
@@ -204,7 +242,9 @@ Taken = tuple[float, float | None]
 """Seconds of a step, and its joules where the machine counts them."""
 
 
-def _best_threads(take: Callable[[int], Taken], start: int, most: int, ends: float = math.inf) -> tuple[int, Taken]:
+def _best_threads(
+    take: Callable[[int], Taken], start: int, most: int, ends: float = math.inf
+) -> tuple[int, Taken]:
     """Twice as many threads as long as that is faster; if it is not, half as many. A long step has too much to do."""
     taken = {start: take(start)}
     if taken[start][0] > LONG and start == most:

@@ -62,7 +62,15 @@ class Rung:
         return operations(step_products(self.shape, batch, CAPTION_TOKENS))
 
 
-MEASURED = (Rung(128, 2), Rung(192, 6), Rung(384, 8), Rung(512, 12), Rung(768, 12), Rung(1024, 12), Rung(1024, 20))
+MEASURED = (
+    Rung(128, 2),
+    Rung(192, 6),
+    Rung(384, 8),
+    Rung(512, 12),
+    Rung(768, 12),
+    Rung(1024, 12),
+    Rung(1024, 20),
+)
 """1 M to 500 M parameters."""
 PREDICTED = (Rung(768, 14), Rung(1024, 20), Rung(1280, 25))
 """200 M, 500 M and 1 B parameters: the scaling study."""
@@ -82,7 +90,11 @@ class Contestant:
     """0: as many as are fastest, found for each cell."""
 
     def text(self) -> str:
-        threads = f", {self.threads} thread{'s' * (self.threads != 1)}" if self.device == "cpu" and self.threads else ""
+        threads = (
+            f", {self.threads} thread{'s' * (self.threads != 1)}"
+            if self.device == "cpu" and self.threads
+            else ""
+        )
         return f"{self.device} {self.dtype}{threads}"
 
 
@@ -165,7 +177,10 @@ def fitted(cells: Sequence[Cell], fits: Sequence[Fit]) -> list[Cell]:
     """Each cell with what the fit says of it, run or not."""
     by_contestant = {one.contestant: one for one in fits}
     return [
-        replace(cell, fitted_ms=by_contestant[cell.contestant].ms(cell.layers, cell.parameters, cell.work))
+        replace(
+            cell,
+            fitted_ms=by_contestant[cell.contestant].ms(cell.layers, cell.parameters, cell.work),
+        )
         if cell.contestant in by_contestant and not cell.too_large
         else cell
         for cell in cells
@@ -201,17 +216,27 @@ def crossover(cells: Sequence[Cell]) -> dict[str, Any]:
     for batch in BATCHES:
         sizes = sorted({cell.parameters for cell in cells if cell.batch == batch})
         wins = {size: _winner(alone, size, batch) for size in sizes}
-        first = next((s for s in sizes if all(wins[t] == accelerator for t in sizes if t >= s)), None)
+        first = next(
+            (s for s in sizes if all(wins[t] == accelerator for t in sizes if t >= s)), None
+        )
         if sizes:
             points.append({"batch": batch, "parameters": first})
     known = [point for point in points if point["parameters"] is not None]
     if not known:
         text = f"the CPU wins everywhere that was tried against {accelerator}"
         return {"text": f"{text}{together}", "points": points}
-    where = "; ".join(f"from {_size(point['parameters'])} parameters at batch {point['batch']}" for point in known)
+    where = "; ".join(
+        f"from {_size(point['parameters'])} parameters at batch {point['batch']}" for point in known
+    )
     smallest = min(cell.parameters for cell in cells)
-    everywhere = len(known) == len(points) and all(point["parameters"] == smallest for point in known)
-    text = f"{accelerator} wins everywhere that was tried" if everywhere else f"{accelerator} wins {where}"
+    everywhere = len(known) == len(points) and all(
+        point["parameters"] == smallest for point in known
+    )
+    text = (
+        f"{accelerator} wins everywhere that was tried"
+        if everywhere
+        else f"{accelerator} wins {where}"
+    )
     return {"text": f"{text}{together}", "points": points}
 
 
@@ -220,7 +245,11 @@ def _together(cells: Sequence[Cell]) -> str:
     gains: dict[tuple[int, int], float] = {}
     for cell in cells:
         if PLUS in cell.device and cell.ms:
-            same = [other for other in cells if (other.parameters, other.batch) == (cell.parameters, cell.batch)]
+            same = [
+                other
+                for other in cells
+                if (other.parameters, other.batch) == (cell.parameters, cell.batch)
+            ]
             rivals = [other.ms for other in same if PLUS not in other.device and other.ms]
             if rivals:
                 gains[cell.parameters, cell.batch] = min(rivals) / cell.ms
@@ -261,7 +290,9 @@ def _among_one(cells: Sequence[Cell]) -> str:
         return f"{device} is the only device here"
     means = {contestant: statistics.geometric_mean(ratios) for contestant, ratios in totals.items()}
     best = min(means, key=means.__getitem__)
-    others = ", ".join(f"{means[other] / means[best]:.2f}x {other.text()}" for other in means if other != best)
+    others = ", ".join(
+        f"{means[other] / means[best]:.2f}x {other.text()}" for other in means if other != best
+    )
     return f"{device} is the only device here, so precisions and threads are compared: {best.text()} is {others}"
 
 
@@ -288,7 +319,9 @@ def recommendations(cells: Sequence[Cell]) -> list[dict[str, Any]]:
         rate = best.pairs_per_second or 0.0
         text = f"{best.contestant.text()}, {rate:,.{0 if rate >= 10 else 1}f} pairs/s at batch {best.batch}"
         text += _compared(best, own)
-        found.append({**asdict(best.contestant), "parameters": parameters, "batch": best.batch, "text": text})
+        found.append(
+            {**asdict(best.contestant), "parameters": parameters, "batch": best.batch, "text": text}
+        )
     return found
 
 

@@ -71,8 +71,14 @@ def _cells(
     ends = time.perf_counter() + SECONDS
     wanted = iter([(rung, batch) for rung in rungs for batch in batches])
     while True:
-        chosen = next((cell for cell in wanted if _fits(*cell, rows, ends)), None) if ranks.writes else None
-        said = ranks.from_writer(chosen and [asdict(chosen[0]), chosen[1]], "choice of what is timed")
+        chosen = (
+            next((cell for cell in wanted if _fits(*cell, rows, ends)), None)
+            if ranks.writes
+            else None
+        )
+        said = ranks.from_writer(
+            chosen and [asdict(chosen[0]), chosen[1]], "choice of what is timed"
+        )
         if said is None:
             return
         yield Rung(**said[0]), int(said[1])
@@ -81,9 +87,16 @@ def _cells(
 def _fits(rung: Rung, batch: int, rows: list[dict[str, Any]], ends: float) -> bool:
     device, _ = choose_device(AUTO)
     train = TrainConfig(batch_size=batch, steps=1)
-    if 2 * predict_bytes(rung.shape, train, CAPTION_TOKENS).total > SHARE_OF_MEMORY * device.free_bytes():
+    if (
+        2 * predict_bytes(rung.shape, train, CAPTION_TOKENS).total
+        > SHARE_OF_MEMORY * device.free_bytes()
+    ):
         return False
-    expected = rows[-1]["alone_step_seconds"] * max(1.0, rung.work(batch) / rows[-1]["work"]) if rows else 0.0
+    expected = (
+        rows[-1]["alone_step_seconds"] * max(1.0, rung.work(batch) / rows[-1]["work"])
+        if rows
+        else 0.0
+    )
     return PASSES * expected < ends - time.perf_counter()
 
 

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     import torch
 
     OneImage: TypeAlias = (
-        str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | np.ndarray | torch.Tensor
+        str
+        | os.PathLike[str]
+        | bytes
+        | bytearray
+        | memoryview
+        | Image.Image
+        | np.ndarray
+        | torch.Tensor
     )
     """An image: its path, the bytes of its file, a PIL image, an array (height, width, colours) or a tensor (colours,
     height, width), with values from 0 to 255, or from 0 to 1 where they are floating-point numbers."""
@@ -48,7 +55,9 @@ def as_list(images: Any) -> list[Any]:
     try:
         return list(images)
     except TypeError:
-        raise DataError(f"A {type(images).__name__} is no image.", hint="a path, a PIL image, an array") from None
+        raise DataError(
+            f"A {type(images).__name__} is no image.", hint="a path, a PIL image, an array"
+        ) from None
 
 
 def as_image(value: Any) -> str | os.PathLike[str] | bytes | Image.Image:
@@ -56,10 +65,14 @@ def as_image(value: Any) -> str | os.PathLike[str] | bytes | Image.Image:
     if isinstance(value, (str, os.PathLike, Image.Image)):
         return value
     if isinstance(value, BYTES):
-        return bytes(value)  # opened where files are: with the readers and the limits that those have
+        return bytes(
+            value
+        )  # opened where files are: with the readers and the limits that those have
     if is_array(value):
         return Image.fromarray(_pixels(value))
-    raise DataError(f"A {type(value).__name__} is no image.", hint="a path, a PIL image, an array or a tensor")
+    raise DataError(
+        f"A {type(value).__name__} is no image.", hint="a path, a PIL image, an array or a tensor"
+    )
 
 
 def _pixels(value: Any) -> np.ndarray:
@@ -68,15 +81,25 @@ def _pixels(value: Any) -> np.ndarray:
     array = _array(value)
     if array.ndim == 3:
         first, last = array.shape[0] in CHANNELS, array.shape[2] in CHANNELS
-        if first and (is_tensor or not last):  # tensors have colours first, arrays last, where both could be meant
+        if first and (
+            is_tensor or not last
+        ):  # tensors have colours first, arrays last, where both could be meant
             array = array.transpose(1, 2, 0)
         if array.shape[2] == 1:
             array = array[:, :, 0]
-    if 0 in array.shape or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in CHANNELS):
-        raise DataError(f"An array of shape {tuple(value.shape)} is no image.", hint="(height, width, 3)")
+    if (
+        0 in array.shape
+        or array.ndim not in (2, 3)
+        or (array.ndim == 3 and array.shape[2] not in CHANNELS)
+    ):
+        raise DataError(
+            f"An array of shape {tuple(value.shape)} is no image.", hint="(height, width, 3)"
+        )
     if array.dtype == np.uint8:
         return np.ascontiguousarray(array)
-    low, high = (float(array.min()), float(array.max())) if array.dtype.kind in "fiub" else (np.nan, np.nan)
+    low, high = (
+        (float(array.min()), float(array.max())) if array.dtype.kind in "fiub" else (np.nan, np.nan)
+    )
     most = 1 if array.dtype.kind in "fb" else 255
     if not 0 <= low <= high <= most:
         raise DataError(
@@ -93,5 +116,9 @@ def _array(value: Any) -> np.ndarray:
         there = value.detach().cpu().to_dense()
         unknown = str(there.dtype).startswith(("torch.bfloat16", "torch.float8"))  # to numpy
         return (there.float() if unknown else there).numpy()
-    except (RuntimeError, TypeError, NotImplementedError) as error:  # one without numbers, or of numbers that few know
+    except (
+        RuntimeError,
+        TypeError,
+        NotImplementedError,
+    ) as error:  # one without numbers, or of numbers that few know
         raise DataError(f"A tensor of {value.dtype} cannot be read: {first_line(error)}.") from None

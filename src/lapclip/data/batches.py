@@ -156,7 +156,9 @@ class Sections:
         count, batches = len(pairs), len(pairs) // batch_size
         sections = min(shards, batch_size) if pairs.sequential and shards > 1 else 1
         needed = [_rows_before(number, batches, batch_size, sections) for number in range(sections)]
-        ends_of_files = np.arange(0) if pairs.files is None else np.flatnonzero(np.diff(pairs.files)) + 1
+        ends_of_files = (
+            np.arange(0) if pairs.files is None else np.flatnonzero(np.diff(pairs.files)) + 1
+        )
         first = [0]
         for number in range(1, sections):
             least, most = first[-1] + needed[number - 1], count - sum(needed[number:])
@@ -174,7 +176,9 @@ class Sections:
 
     def sizes(self, batch: int) -> list[int]:
         """How many rows of each section a batch has."""
-        return [self.rows_before(at, batch + 1) - self.rows_before(at, batch) for at in range(len(self))]
+        return [
+            self.rows_before(at, batch + 1) - self.rows_before(at, batch) for at in range(len(self))
+        ]
 
     def numbers(self, batch: int) -> np.ndarray:
         """The section of each row of a batch."""
@@ -185,7 +189,9 @@ class Sections:
         after section, then what is left over."""
         if len(self) == 1:
             return orders[0]
-        batch_N = [self._batch_of(section, np.arange(len(order))) for section, order in enumerate(orders)]
+        batch_N = [
+            self._batch_of(section, np.arange(len(order))) for section, order in enumerate(orders)
+        ]
         return np.concatenate(orders)[np.argsort(np.concatenate(batch_N), kind="stable")]
 
     def count_after(self, section: int, batch: int) -> int:
@@ -204,7 +210,9 @@ class Sections:
 
     def _batch_of(self, section: int, row: Any) -> Any:
         """The batch that has a row of a section, by its number there; those left over come after the last batch."""
-        return np.minimum(-(-((row + 1) * len(self) - section) // self.batch_size) - 1, self.batches)
+        return np.minimum(
+            -(-((row + 1) * len(self) - section) // self.batch_size) - 1, self.batches
+        )
 
 
 def _rows_before(section: int, batch: int, batch_size: int, sections: int) -> int:
@@ -240,7 +248,12 @@ class BatchPlan:
                 f"train.batch_size {batch_size} is more than the {len(pairs)} training images.",
                 hint=f"--set train.batch_size={len(pairs)}" if len(pairs) > 1 else "more images",
             )
-        self.pairs, self.batch_size, self.seed, self.symbol_dropout = pairs, batch_size, seed, symbol_dropout
+        self.pairs, self.batch_size, self.seed, self.symbol_dropout = (
+            pairs,
+            batch_size,
+            seed,
+            symbol_dropout,
+        )
         self.tokenizer, self.context = tokenizer, context
         self._views, self._frozen = views, frozen
         self._with_phrases, self._with_words = with_phrases, with_words
@@ -252,7 +265,9 @@ class BatchPlan:
         self._own_shards: range | None = None
         self._planned: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def completed(self, frozen: FrozenFeatures | None, teacher: tuple[np.ndarray, np.ndarray] | None) -> BatchPlan:
+    def completed(
+        self, frozen: FrozenFeatures | None, teacher: tuple[np.ndarray, np.ndarray] | None
+    ) -> BatchPlan:
         """The same plan with features and teacher embeddings in its batches. Captions are not encoded again."""
         plan = copy.copy(self)
         plan._frozen, plan._teacher = frozen, teacher
@@ -261,7 +276,9 @@ class BatchPlan:
     def for_shards(self, shards: int, own: range) -> BatchPlan:
         """The same plan for a process that computes some of the shards: its batches have the pixels and the features of
         these alone, and all else of every row."""
-        assert len(self._sections) in (1, min(shards, self.batch_size)), "sections that are other shards"
+        assert len(self._sections) in (1, min(shards, self.batch_size)), (
+            "sections that are other shards"
+        )
         plan = copy.copy(self)
         plan._shards, plan._own_shards = shards, own
         return plan
@@ -275,8 +292,13 @@ class BatchPlan:
         rows_N, captions_N = self._epoch(self.epoch(step))
         number = (step - 1) % self.steps_per_epoch
         first = number * self.batch_size
-        rows, captions = rows_N[first : first + self.batch_size], captions_N[first : first + self.batch_size]
-        tokens_BL, lengths_B = self._shortened(*self._tokens_of(self._encoded.tokens, captions), step)
+        rows, captions = (
+            rows_N[first : first + self.batch_size],
+            captions_N[first : first + self.batch_size],
+        )
+        tokens_BL, lengths_B = self._shortened(
+            *self._tokens_of(self._encoded.tokens, captions), step
+        )
         # The order within a batch changes nothing but the speed: short captions together need less padding.
         sorted_B = np.argsort(lengths_B, kind="stable")
         rows, captions, lengths_B = rows[sorted_B], captions[sorted_B], lengths_B[sorted_B]
@@ -289,15 +311,21 @@ class BatchPlan:
             (self._teacher[0][rows], self._teacher[1][captions]) if self._teacher else (None, None)
         )
         return Batch(
-            pixels_BSSC=np.ascontiguousarray(self.pairs.pixels[rows[loaded] if image is None else rows[:0]]),
+            pixels_BSSC=np.ascontiguousarray(
+                self.pairs.pixels[rows[loaded] if image is None else rows[:0]]
+            ),
             tokens_BL=tokens_BL,
             positives_BB=self._positives(rows, captions),
             sided_B=self._encoded.sided[captions],
             aspects_B=None if self.pairs.aspects is None else self.pairs.aspects[rows],
             lengths_B=lengths_B,
-            boxes_B5=None if self._views is None or image is not None else self.boxes[views_B, rows],
+            boxes_B5=None
+            if self._views is None or image is not None
+            else self.boxes[views_B, rows],
             image_features=image,
-            text_features=self._frozen.of_captions(captions[loaded], tokens_BL.shape[1]) if self._frozen else None,
+            text_features=self._frozen.of_captions(captions[loaded], tokens_BL.shape[1])
+            if self._frozen
+            else None,
             teacher_image=taught_image,
             teacher_text=taught_text,
             words_BV=self._words_of(rows) if self._with_words else None,
@@ -311,7 +339,9 @@ class BatchPlan:
         loaded."""
         if len(self._sections) > 1:
             sections_B = self._sections.numbers(batch)[sorted_B]
-            return tuple(np.flatnonzero(sections_B == section) for section in range(len(self._sections)))
+            return tuple(
+                np.flatnonzero(sections_B == section) for section in range(len(self._sections))
+            )
         return () if self._own_shards is None else deal(self.batch_size, self._shards)
 
     def _loaded(self, shards: Sequence[np.ndarray]) -> slice | np.ndarray:
@@ -329,7 +359,9 @@ class BatchPlan:
         views, aspects_N, middle = self._views, self.pairs.aspects, self._views.middle
         if aspects_N is None:
             aspects_N, middle = np.ones(len(self.pairs)), 1.0  # drawn as the model is to see them
-        return draw_views(sided_N, aspects_N, views.crop, views.flip, views.count, self.seed, middle)
+        return draw_views(
+            sided_N, aspects_N, views.crop, views.flip, views.count, self.seed, middle
+        )
 
     @property
     def captions(self) -> Sequence[np.ndarray]:
@@ -358,7 +390,9 @@ class BatchPlan:
 
     def _groups(self, rows: np.ndarray) -> list[np.ndarray]:
         """What images that belong together have in common."""
-        return [group[rows] for group in (self.pairs.identities, self.pairs.labels) if group is not None]
+        return [
+            group[rows] for group in (self.pairs.identities, self.pairs.labels) if group is not None
+        ]
 
     @cached_property
     def _phrases(self) -> tuple[Phrases, Ragged, np.ndarray]:
@@ -366,9 +400,15 @@ class BatchPlan:
         over all images, from 0."""
         found = cut_phrases(self.pairs.captions, LEAST_IMAGES)
         tokens = self.tokenizer.encode_all(found.texts, self.context) if len(found) else []
-        return found, Ragged.of(tokens), np.concatenate([[0.0], np.cumsum(found.images_K[found.numbers] ** -RARER)])
+        return (
+            found,
+            Ragged.of(tokens),
+            np.concatenate([[0.0], np.cumsum(found.images_K[found.numbers] ** -RARER)]),
+        )
 
-    def _draw_phrases(self, rows: np.ndarray, step: int, loaded: slice | np.ndarray) -> dict[str, Any]:
+    def _draw_phrases(
+        self, rows: np.ndarray, step: int, loaded: slice | np.ndarray
+    ) -> dict[str, Any]:
         """A phrase for each image of a batch, and which images it is true of. An image that has none takes another's,
         which is not true of it. Features are those of the rows that are loaded."""
         if not self.phrases:
@@ -379,9 +419,16 @@ class BatchPlan:
         if not len(some):
             return {}
         draws_B = generator(self.seed, "phrases", step).random(len(rows))
-        at_B = np.searchsorted(likely, likely[first_B] + draws_B * (likely[last_B] - likely[first_B]), side="right") - 1
+        at_B = (
+            np.searchsorted(
+                likely, likely[first_B] + draws_B * (likely[last_B] - likely[first_B]), side="right"
+            )
+            - 1
+        )
         at_B = np.clip(at_B, first_B, np.maximum(last_B - 1, first_B))  # sums round
-        own_B = np.where(last_B > first_B, np.arange(len(rows)), some[np.arange(len(rows)) % len(some)])
+        own_B = np.where(
+            last_B > first_B, np.arange(len(rows)), some[np.arange(len(rows)) % len(some)]
+        )
         numbers_B = found.numbers[at_B[own_B]]
         has_BB = found.in_images(numbers_B, rows)
         groups = self._groups(rows)
@@ -391,7 +438,9 @@ class BatchPlan:
         return {
             "phrase_tokens_BL": tokens_BL,
             "phrase_positives_BB": has_BB,
-            "phrase_features": self._frozen.of_phrases(numbers_B[loaded], tokens_BL.shape[1]) if self._frozen else None,
+            "phrase_features": self._frozen.of_phrases(numbers_B[loaded], tokens_BL.shape[1])
+            if self._frozen
+            else None,
         }
 
     @cached_property
@@ -402,7 +451,10 @@ class BatchPlan:
         same = np.array([numbers.setdefault(caption.tobytes(), len(numbers)) for caption in tokens])
         counts = [len(options) for options in self.pairs.captions]
         if 0 in counts:
-            raise DataError(f"The training image {counts.index(0) + 1} has no caption.", hint="lapclip data check DATA")
+            raise DataError(
+                f"The training image {counts.index(0) + 1} has no caption.",
+                hint="lapclip data check DATA",
+            )
         first_N = np.cumsum([0, *counts])
         alone_N = np.maximum.reduceat(same, first_N[:-1]) == np.minimum.reduceat(same, first_N[:-1])
         only = np.bincount(same[first_N[:-1][alone_N]], minlength=len(numbers))
@@ -415,15 +467,22 @@ class BatchPlan:
         words = self._words
         tokens = words.tokens.joined(rows)
         shares_BV = np.zeros((len(rows), len(words.weights_V)), dtype=np.float32)
-        shares_BV[np.repeat(np.arange(len(rows)), words.tokens.lengths(rows)), tokens] = words.weights_V[tokens]
+        shares_BV[np.repeat(np.arange(len(rows)), words.tokens.lengths(rows)), tokens] = (
+            words.weights_V[tokens]
+        )
         shares_BV /= np.maximum(shares_BV.sum(1, keepdims=True), 1e-6)
         return shares_BV
 
     @cached_property
     def _words(self) -> EncodedWords:
-        captions, first_N, size = self._encoded.tokens, self._encoded.first_N, self.tokenizer.vocabulary
+        captions, first_N, size = (
+            self._encoded.tokens,
+            self._encoded.first_N,
+            self.tokenizer.vocabulary,
+        )
         images_T = np.repeat(
-            np.repeat(np.arange(len(self.pairs)), np.diff(first_N)), captions.lengths(np.arange(len(captions)))
+            np.repeat(np.arange(len(self.pairs)), np.diff(first_N)),
+            captions.lengths(np.arange(len(captions))),
         )
         is_word_T = ~np.isin(captions.values, (self.tokenizer.start, self.tokenizer.end))
         # Each token of an image once: as one number with the image's, so that all are sorted out together.
@@ -455,7 +514,9 @@ class BatchPlan:
             return draw.permutation(count)
         # All sections are drawn, whichever of them this process reads, so that all processes have the same order.
         spans = pairwise(self._sections.first)
-        return self._sections.arrange([first + _by_blocks(last - first, draw) for first, last in spans])
+        return self._sections.arrange(
+            [first + _by_blocks(last - first, draw) for first, last in spans]
+        )
 
     def _separate_duplicate_captions(
         self, rows_N: np.ndarray, captions_N: np.ndarray, batch: int, draw: np.random.Generator
@@ -488,12 +549,17 @@ class BatchPlan:
         same, allowed = self._encoded.same, self._encoded.allowed
         first, last = self._encoded.first_N[row], self._encoded.first_N[row + 1]
         turned = (*range(drawn, last), *range(first, drawn))
-        return next((caption for caption in turned if used[int(same[caption])] < allowed[same[caption]]), None)
+        return next(
+            (caption for caption in turned if used[int(same[caption])] < allowed[same[caption]]),
+            None,
+        )
 
     def _tokens_of(self, texts: Ragged, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of some texts as rows of one length, and how many each has."""
         lengths_B = texts.lengths(chosen)
-        return self._filled(texts.joined(chosen), lengths_B, padded_length(lengths_B.max(), self.context)), lengths_B
+        return self._filled(
+            texts.joined(chosen), lengths_B, padded_length(lengths_B.max(), self.context)
+        ), lengths_B
 
     def _filled(self, tokens: np.ndarray, lengths_B: np.ndarray, length: int) -> np.ndarray:
         """Rows of a length from their tokens, one row's after the other's."""
@@ -501,7 +567,9 @@ class BatchPlan:
         tokens_BL[np.arange(length) < lengths_B[:, None]] = tokens
         return tokens_BL
 
-    def _shortened(self, tokens_BL: np.ndarray, lengths_B: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def _shortened(
+        self, tokens_BL: np.ndarray, lengths_B: np.ndarray, step: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Captions with some of their tokens left out at random: never the first and the last, and never all. Those
         that are filled keep their end, and are filled again."""
         if not self.symbol_dropout:
@@ -509,7 +577,9 @@ class BatchPlan:
         length = tokens_BL.shape[1]
         there_BL = np.arange(length) < lengths_B[:, None]
         keep_mask = np.zeros(tokens_BL.shape, dtype=bool)
-        keep_mask[there_BL] = generator(self.seed, "words", step).random(lengths_B.sum()) >= self.symbol_dropout
+        keep_mask[there_BL] = (
+            generator(self.seed, "words", step).random(lengths_B.sum()) >= self.symbol_dropout
+        )
         keep_mask[:, 0] = True
         keep_mask[np.arange(len(lengths_B)), lengths_B - 1] = True
         if self.tokenizer.fills:
@@ -549,4 +619,6 @@ def prefetch(plan: BatchPlan, first: int, last: int, threads: int = 1) -> Genera
         while waiting:
             yield waiting.popleft().result()
     finally:
-        pool.shutdown(cancel_futures=True)  # whoever stops early does not wait for batches that nobody has begun
+        pool.shutdown(
+            cancel_futures=True
+        )  # whoever stops early does not wait for batches that nobody has begun

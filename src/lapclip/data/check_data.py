@@ -57,7 +57,9 @@ def count_scripts(captions: Sequence[str]) -> dict[str, list[int]]:
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
-def tokens_per_character(script: str, captions: Sequence[str], tokenizer: Tokenizer, most: int = 200) -> float:
+def tokens_per_character(
+    script: str, captions: Sequence[str], tokenizer: Tokenizer, most: int = 200
+) -> float:
     """What a letter of a script costs: tokens by letter, over the letters of that script in some of the captions."""
     letters = " ".join("".join(_runs(script).findall(caption)) for caption in captions[:most])
     count = sum(not letter.isspace() for letter in letters)
@@ -73,7 +75,10 @@ def unknown_characters(captions: Sequence[str], tokenizer: Tokenizer) -> Counter
 
 
 def ceilings(
-    contents: Sequence[Hashable], captions: Sequence[Sequence[str]], tokenizer: Tokenizer, context: int
+    contents: Sequence[Hashable],
+    captions: Sequence[Sequence[str]],
+    tokenizer: Tokenizer,
+    context: int,
 ) -> Any:
     """The best text-to-image and image-to-text R@1 that any model can reach among these images.
 
@@ -81,7 +86,9 @@ def ceilings(
     them apart, and of those that tie only one comes first. `told_apart` is the share of images that have contents and
     a caption of their own.
     """
-    rows = [[tuple(tokenizer.encode(caption, context)) for caption in options] for options in captions]
+    rows = [
+        [tuple(tokenizer.encode(caption, context)) for caption in options] for options in captions
+    ]
     size = Counter(contents)
     owners: dict[tuple[int, ...], Counter[Hashable]] = defaultdict(Counter)
     for content, options in zip(contents, rows, strict=True):
@@ -89,7 +96,10 @@ def ceilings(
             owners[tokens][content] += 1
     queries = sum(counts.total() for counts in owners.values())
     # Text to image: a caption's first image can have one content; its copies come first by chance.
-    found = sum(max(count / size[content] for content, count in counts.items()) for counts in owners.values())
+    found = sum(
+        max(count / size[content] for content, count in counts.items())
+        for counts in owners.values()
+    )
     # Image to text: images of one content get one first caption, which other images may own as well.
     best: dict[Hashable, float] = defaultdict(float)
     for counts in owners.values():
@@ -109,7 +119,9 @@ def ceilings(
 
 @cache
 def _pattern(script: str) -> regex.Pattern[str]:
-    return regex.compile(r"\p{Emoji_Presentation}" if script == EMOJI else rf"\p{{Script={script}}}")
+    return regex.compile(
+        r"\p{Emoji_Presentation}" if script == EMOJI else rf"\p{{Script={script}}}"
+    )
 
 
 @cache
@@ -156,10 +168,14 @@ def inspect_image(data: bytes) -> ImageFacts:
         return ImageFacts(digest, len(data), fault=error.message)
     hashed, thumbnail = hash_and_thumbnail(decoded.image)
     marks, content = decoded.marks, content_of(data)
-    return ImageFacts(digest, len(data), "", decoded.width, decoded.height, marks, hashed, thumbnail, content)
+    return ImageFacts(
+        digest, len(data), "", decoded.width, decoded.height, marks, hashed, thumbnail, content
+    )
 
 
-def inspect_images(images: Sequence[StoredImage], progress: Progress | None = None) -> list[ImageFacts]:
+def inspect_images(
+    images: Sequence[StoredImage], progress: Progress | None = None
+) -> list[ImageFacts]:
     """The facts of every image, in order; those that cannot be read say why."""
     facts: list[ImageFacts] = []
     with ThreadPoolExecutor(logical_cores(), thread_name_prefix="lapclip-check") as pool:
@@ -239,12 +255,17 @@ def find_all(
         *_marks(names, inspected, config.model.image_size),
     ]
     return sorted(
-        (each for each in found if each.count), key=lambda each: (SEVERITIES.index(each.severity), -each.count)
+        (each for each in found if each.count),
+        key=lambda each: (SEVERITIES.index(each.severity), -each.count),
     )
 
 
-def _broken(table: Table, names: Sequence[str], inspected: Sequence[ImageFacts], share: float) -> Iterable[Finding]:
-    broken = [(name, facts.fault) for name, facts in zip(names, inspected, strict=True) if facts.fault]
+def _broken(
+    table: Table, names: Sequence[str], inspected: Sequence[ImageFacts], share: float
+) -> Iterable[Finding]:
+    broken = [
+        (name, facts.fault) for name, facts in zip(names, inspected, strict=True) if facts.fault
+    ]
     too_many, too_many_rows = table.too_broken(len(broken), share)
     grave = ALARM if too_many else WARNING
     needed = f", and here it would take data.broken_share={table.share_needed(len(broken)):g}"
@@ -256,7 +277,9 @@ def _broken(table: Table, names: Sequence[str], inspected: Sequence[ImageFacts],
         "unreadable", grave, len(other), _by_reason(other), "image cannot be read|images cannot be read", what,
         _counts(other),
     )  # fmt: skip
-    yield Finding("truncated", grave, len(early), early[:EXAMPLES], "image ends early|images end early", what)
+    yield Finding(
+        "truncated", grave, len(early), early[:EXAMPLES], "image ends early|images end early", what
+    )
     yield Finding(
         "skipped_rows",
         ALARM if too_many_rows else WARNING,
@@ -273,7 +296,9 @@ def _by_reason(skipped: Sequence[Skipped]) -> list[str]:
     found = reasons(skipped)
     if len(found) == 1:
         return [f"{each.where}: {each.why}" for each in skipped[:EXAMPLES]]
-    return [f"{places[0]}: {why} ({len(places):,} of them)" for why, places in found.items()][:EXAMPLES]
+    return [f"{places[0]}: {why} ({len(places):,} of them)" for why, places in found.items()][
+        :EXAMPLES
+    ]
 
 
 def _counts(skipped: Sequence[Skipped]) -> dict[str, int]:
@@ -289,7 +314,9 @@ def _copies(
         same[inspected[at].content].append(at)
     exact = [members for members in same.values() if len(members) > 1]
     firsts = [members[0] for members in same.values()]
-    pairs = find_similar([inspected[at].hash for at in firsts], [inspected[at].thumbnail for at in firsts])
+    pairs = find_similar(
+        [inspected[at].hash for at in firsts], [inspected[at].thumbnail for at in firsts]
+    )
     near = groups([(firsts[a], firsts[b]) for a, b in pairs])
     yield Finding(
         "duplicate_images", WARNING, sum(len(members) - 1 for members in exact), _examples(exact, names),
@@ -300,7 +327,9 @@ def _copies(
         "near_duplicate_images", NOTE, sum(len(members) - 1 for members in near), _examples(near, names),
         "image looks like another|images look like others", "kept; fine within one split, if their captions differ",
     )  # fmt: skip
-    keys = copy_keys([inspected[at].content for at in usable], [inspected[at].signature for at in usable])
+    keys = copy_keys(
+        [inspected[at].content for at in usable], [inspected[at].signature for at in usable]
+    )
     by_key: dict[str, list[int]] = defaultdict(list)
     for at, key in zip(usable, keys, strict=True):
         by_key[key].append(at)
@@ -312,7 +341,9 @@ def _copies(
         "each is in one split with its copies: splits are drawn by content",
     )  # fmt: skip
     across = [members for members in whole if len({splits[at] for at in members}) > 1]
-    shown = [" = ".join(f"{names[at]} ({splits[at]})" for at in members) for members in across[:EXAMPLES]]
+    shown = [
+        " = ".join(f"{names[at]} ({splits[at]})" for at in members) for members in across[:EXAMPLES]
+    ]
     yield Finding(
         "image_in_two_splits", ALARM, len(across), shown,
         "image is in two splits, exactly or nearly|images are in two splits, exactly or nearly",
@@ -320,9 +351,13 @@ def _copies(
     )  # fmt: skip
 
 
-def _captions(rows: Sequence[Row], repeated: int, tokenizer: Tokenizer, context: int) -> Iterable[Finding]:
+def _captions(
+    rows: Sequence[Row], repeated: int, tokenizer: Tokenizer, context: int
+) -> Iterable[Finding]:
     images = Counter(caption for row in rows for caption in set(row.captions))
-    shared = [(caption, count) for caption, count in images.most_common() if count > 1 and caption.strip()]
+    shared = [
+        (caption, count) for caption, count in images.most_common() if count > 1 and caption.strip()
+    ]
     yield Finding(
         "duplicate_captions", NOTE, sum(count for _, count in shared),
         [f"{caption} ({count} images)" for caption, count in shared[:EXAMPLES]],
@@ -333,7 +368,9 @@ def _captions(rows: Sequence[Row], repeated: int, tokenizer: Tokenizer, context:
         "repeated_captions", NOTE, repeated, [],
         "caption comes twice with one image|captions come twice with one image", "kept once",
     )  # fmt: skip
-    long = [caption for row in rows for caption in row.captions if tokenizer.length(caption) > context]
+    long = [
+        caption for row in rows for caption in row.captions if tokenizer.length(caption) > context
+    ]
     total = sum(len(row.captions) for row in rows)
     yield Finding(
         "captions_cut", WARNING if len(long) > 0.05 * total else NOTE, len(long),
@@ -357,10 +394,14 @@ def _captions(rows: Sequence[Row], repeated: int, tokenizer: Tokenizer, context:
     )  # fmt: skip
 
 
-def _belonging(rows: Sequence[Row], names: Sequence[str], belong: Mapping[str, Any]) -> Iterable[Finding]:
+def _belonging(
+    rows: Sequence[Row], names: Sequence[str], belong: Mapping[str, Any]
+) -> Iterable[Finding]:
     count = sum(len(row.captions) for row in rows)
     seen = f"by {belong['images']:,} images through {' and '.join(belong['by'])}"
-    shown = [f"{name}: {row.captions[0]}" for name, row in zip(names, rows, strict=True) if row.captions][:EXAMPLES]
+    shown = [
+        f"{name}: {row.captions[0]}" for name, row in zip(names, rows, strict=True) if row.captions
+    ][:EXAMPLES]
     if belong["moved"]:
         whose = "before" if belong["moved"] > 0 else "after"
         one = f"caption seems to have moved by one row: it fits the image {whose} its own"
@@ -395,7 +436,12 @@ def _marks(names: Sequence[str], inspected: Sequence[ImageFacts], side: int) -> 
     for mark, done in MARKS.items():
         marked = [name for name, facts in zip(names, inspected, strict=True) if mark in facts.marks]
         yield Finding(
-            mark, WARNING if mark == "tiny" else NOTE, len(marked), marked[:EXAMPLES], _mark_title(mark), done
+            mark,
+            WARNING if mark == "tiny" else NOTE,
+            len(marked),
+            marked[:EXAMPLES],
+            _mark_title(mark),
+            done,
         )
     small = [
         f"{name} ({facts.width} x {facts.height})"

@@ -63,7 +63,9 @@ KEYS, KEYS_VERSION = "copies.json", 1
 
 _FREQUENCIES = np.cos(np.pi / GREY_SIDE * np.outer(np.arange(LOW), np.arange(GREY_SIDE) + 0.5))
 _BITS = np.array([bin(value).count("1") for value in range(65536)], dtype=np.uint8)
-_FLIPS = np.array(sorted({1 << a | 1 << b for a in range(16) for b in range(16)} | {0}), dtype=np.uint16)
+_FLIPS = np.array(
+    sorted({1 << a | 1 << b for a in range(16) for b in range(16)} | {0}), dtype=np.uint16
+)
 """What two bands differ by where they differ in at most two bits."""
 
 
@@ -125,7 +127,9 @@ def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 def hash_and_thumbnail(image: Image.Image) -> tuple[int, bytes]:
     """The hash of an image and its thumbnail."""
     thumbnail = image.resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BOX).tobytes()
-    grey = np.asarray(image.convert("L").resize((GREY_SIDE, GREY_SIDE), Image.Resampling.BOX), dtype=np.float64)
+    grey = np.asarray(
+        image.convert("L").resize((GREY_SIDE, GREY_SIDE), Image.Resampling.BOX), dtype=np.float64
+    )
     low = np.round(_FREQUENCIES @ grey @ _FREQUENCIES.T, 3).ravel()  # the same on every processor
     low[0] = 0  # brightness says nothing about what is on the image
     bits = low > np.median(low) + max(LEAST, LEAST_SHARE * np.abs(low).max())
@@ -142,7 +146,9 @@ def signature_text(hashed: int, thumbnail: bytes) -> str:
     return base64.b85encode(hashed.to_bytes(8, "big") + thumbnail).decode("ascii")
 
 
-def copy_keys(contents: Sequence[str], signatures: Sequence[str], folder: Path | None = None) -> list[str]:
+def copy_keys(
+    contents: Sequence[str], signatures: Sequence[str], folder: Path | None = None
+) -> list[str]:
     """A text for each image that its copies share and no other image has: the smallest content among them.
 
     Copies have the same content, or signatures that are the same or differ little: compressed again, resized or
@@ -177,12 +183,22 @@ def _find_keys(contents: Sequence[str], signatures: Sequence[str]) -> Mapping[st
     pairs: list[tuple[int, int]] = []
     for features in (contents, signatures):
         first: dict[str, int] = {}
-        pairs += [(first[feature], at) for at, feature in enumerate(features) if first.setdefault(feature, at) != at]
+        pairs += [
+            (first[feature], at)
+            for at, feature in enumerate(features)
+            if first.setdefault(feature, at) != at
+        ]
     different = list({signature: at for at, signature in enumerate(signatures)}.values())
     if len(different) <= MOST_COMPARED:
         raw = [base64.b85decode(signatures[at]) for at in different]
-        hashes, thumbnails = [int.from_bytes(each[:8], "big") for each in raw], [each[8:] for each in raw]
-        pairs += [(different[one], different[other]) for one, other in find_similar(hashes, thumbnails, same=True)]
+        hashes, thumbnails = (
+            [int.from_bytes(each[:8], "big") for each in raw],
+            [each[8:] for each in raw],
+        )
+        pairs += [
+            (different[one], different[other])
+            for one, other in find_similar(hashes, thumbnails, same=True)
+        ]
     keys: dict[str, str] = {}
     for members in groups(pairs):
         copies = {contents[at] for at in members}
@@ -191,7 +207,9 @@ def _find_keys(contents: Sequence[str], signatures: Sequence[str]) -> Mapping[st
     return keys
 
 
-def find_similar(hashes: Sequence[int], thumbnails: Sequence[bytes], *, same: bool = False) -> list[tuple[int, int]]:
+def find_similar(
+    hashes: Sequence[int], thumbnails: Sequence[bytes], *, same: bool = False
+) -> list[tuple[int, int]]:
     """Pairs of images that are alike or, with `same`, the same image; as indices, the smaller first.
 
     Not all pairs, but enough that `groups` of them are those of all pairs, whatever the order of the images. What was
@@ -254,14 +272,19 @@ def differences(one: np.ndarray, others: np.ndarray, most: float = 255.0) -> np.
     first, second = (each.reshape(-1, size).astype(np.float64) for each in (one, others))
     # Sums of whole numbers, which are exact whatever their order: else another processor could find other copies.
     levels = [each.sum(axis=1) / size for each in (first, second)]
-    spreads = [(each**2).sum(axis=1) / size - level**2 for each, level in zip((first, second), levels, strict=True)]
+    spreads = [
+        (each**2).sum(axis=1) / size - level**2
+        for each, level in zip((first, second), levels, strict=True)
+    ]
     common = second @ first[0] / size - levels[0] * levels[1]
     apart = np.full(len(second), np.inf)
     for source, target in ((0, 1), (1, 0)):
         spread = spreads[source]
         gain = np.where(spread > 1, np.clip(common / np.maximum(spread, 1), *GAINS), 1.0)
         level = np.clip(levels[target], levels[source] - SHIFT, levels[source] + SHIFT)
-        square = spreads[target] - 2 * gain * common + gain**2 * spread + (level - levels[target]) ** 2
+        square = (
+            spreads[target] - 2 * gain * common + gain**2 * spread + (level - levels[target]) ** 2
+        )
         near = np.flatnonzero(square <= most**2 + (1 - COUNTED) * 255**2)  # cheap, and most are not
         both = [np.broadcast_to(each, second.shape)[near] for each in (first, second)]
         shift = level - gain * levels[source]
@@ -296,7 +319,9 @@ def close_hashes(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             start = 0
             while start < len(counts):
                 base = ends[start - 1] if start else 0
-                stop = max(start + 1, int(np.searchsorted(ends, base + CANDIDATES_AT_ONCE, "right")))
+                stop = max(
+                    start + 1, int(np.searchsorted(ends, base + CANDIDATES_AT_ONCE, "right"))
+                )
                 some = counts[start:stop]
                 rows = np.repeat(np.arange(start, stop), some)
                 steps = np.arange(len(rows)) - np.repeat(ends[start:stop] - some - base, some)

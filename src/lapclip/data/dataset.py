@@ -53,7 +53,9 @@ class Pairs:
     def select(self, rows: Sequence[int]) -> Pairs:
         """Some of the rows, in that order. No image is copied."""
         every = (self.aspects, self.identities, self.labels, self.files)
-        aspects, identities, labels, files = (None if part is None else part[list(rows)] for part in every)
+        aspects, identities, labels, files = (
+            None if part is None else part[list(rows)] for part in every
+        )
         return Pairs(
             select_pixels(self.pixels, rows),
             [self.captions[row] for row in rows],
@@ -72,7 +74,11 @@ class Pairs:
         """
         images = Counter(caption for options in self.captions for caption in set(options))
         own = sum(any(images[caption] == 1 for caption in options) for options in self.captions)
-        return {"captions": images.total(), "distinct": len(images), "told_apart": own / max(1, len(self))}
+        return {
+            "captions": images.total(),
+            "distinct": len(images),
+            "told_apart": own / max(1, len(self)),
+        }
 
 
 class SelectedPixels:
@@ -179,7 +185,10 @@ def save_seen(identities: np.ndarray | None, path: Path, start: str = "") -> Non
     earlier = _read(seen_by(start))
     if identities is not None or earlier is not None:
         every = [part for part in (identities, earlier) if part is not None]
-        with suppress(OSError), open(path, "wb") as file:  # a full disk costs a warning later, not the run
+        with (
+            suppress(OSError),
+            open(path, "wb") as file,
+        ):  # a full disk costs a warning later, not the run
             np.save(file, np.unique(np.concatenate(every)))
 
 

@@ -71,7 +71,20 @@ MARKS = {
 }
 """What can be noticed about an image, and what is done with it."""
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF", "JPEG2000", "TGA", "ICO")
+FORMATS = (
+    "JPEG",
+    "PNG",
+    "WEBP",
+    "GIF",
+    "BMP",
+    "TIFF",
+    "PPM",
+    "AVIF",
+    "HEIF",
+    "JPEG2000",
+    "TGA",
+    "ICO",
+)
 """Readers that are asked, the usual ones first."""
 HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 ORIENTATION = 0x0112
@@ -173,13 +186,17 @@ def read_header(data: bytes) -> Header:
     except Exception as error:  # readers raise whatever their parsing stumbles on
         raise DataError(f"its header is damaged ({first_line(error)})") from None
     if image.width * image.height > PIXEL_LIMIT:  # also for what is only inspected
-        raise DataError(f"it has {image.width:,} x {image.height:,} pixels, more than {PIXEL_LIMIT // 10**6} million")
+        raise DataError(
+            f"it has {image.width:,} x {image.height:,} pixels, more than {PIXEL_LIMIT // 10**6} million"
+        )
     if min(image.size) < 1:
         raise DataError("it has no pixels")
     return Header(image, data)
 
 
-def decode(source: bytes | Header, short_side: int | None = None, *, put_off: bool = False) -> Decoded:
+def decode(
+    source: bytes | Header, short_side: int | None = None, *, put_off: bool = False
+) -> Decoded:
     """The image in the bytes of a file. Raises DataError, with the reason alone, where there is none.
 
     With `short_side` a JPEG may come out smaller, by a power of two, while its short side stays at least that: its
@@ -195,7 +212,9 @@ def decode(source: bytes | Header, short_side: int | None = None, *, put_off: bo
             _check_scans(header.data)
             _draft(image, short_side)
         deep = _is_deep(image)
-        orientation = _orientation(image)  # asked now: a TIFF is turned while it is loaded, and then forgets it
+        orientation = _orientation(
+            image
+        )  # asked now: a TIFF is turned while it is loaded, and then forgets it
         if image.format in ("GIF", "WEBP", "PNG", "AVIF") and getattr(image, "is_animated", False):
             marks.add("animated")
         image.load()
@@ -218,7 +237,9 @@ def decode(source: bytes | Header, short_side: int | None = None, *, put_off: bo
     except MemoryError:
         raise MayPass(NO_MEMORY) from None
     except Exception as error:  # readers raise whatever their parsing stumbles on
-        what = "it ends early" if "truncated" in str(error) else f"it is damaged ({first_line(error)})"
+        what = (
+            "it ends early" if "truncated" in str(error) else f"it is damaged ({first_line(error)})"
+        )
         raise DataError(what) from None
     if min(width, height) < TINY:
         marks.add("tiny")
@@ -245,7 +266,9 @@ def as_file(image: Image.Image, **form: Any) -> bytes:
         raise DataError(f"An image cannot be used: {error.message}.") from None
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(f"An image cannot be used: {first_line(error)}.") from None
-    profile = image.info.get("icc_profile") if decoded.transform else None  # colours that are still to be converted
+    profile = (
+        image.info.get("icc_profile") if decoded.transform else None
+    )  # colours that are still to be converted
     file = io.BytesIO()
     decoded.image.save(file, icc_profile=profile, exif=b"", **form)  # it is upright
     return file.getvalue()
@@ -276,10 +299,15 @@ def _strips(image: Image.Image, factor: int = 1) -> Iterator[tuple[int, Image.Im
     rows = max(1, STRIP // image.width // factor) * factor
     for top in range(0, image.height, rows):
         whole = rows >= image.height
-        yield top, image if whole else image.crop((0, top, image.width, min(top + rows, image.height)))
+        yield (
+            top,
+            image if whole else image.crop((0, top, image.width, min(top + rows, image.height))),
+        )
 
 
-def _in_rgb(image: Image.Image, profile: bytes | None, levels: Levels | None) -> tuple[Image.Image, set[str]]:
+def _in_rgb(
+    image: Image.Image, profile: bytes | None, levels: Levels | None
+) -> tuple[Image.Image, set[str]]:
     """A strip in RGB and sRGB, on white, and what was noticed."""
     marks: set[str] = set()
     if levels is not None:
@@ -316,7 +344,9 @@ def _is_deep(image: Image.Image) -> bool:
     if image.mode.startswith(("I", "F")):
         return True
     unpacked = [tile[3] for tile in getattr(image, "tile", [])[:1]]
-    return any(";16" in str(form if isinstance(form, str) else form[0]) for form in unpacked if form)
+    return any(
+        ";16" in str(form if isinstance(form, str) else form[0]) for form in unpacked if form
+    )
 
 
 Levels = tuple[float, float]
@@ -327,8 +357,13 @@ def _levels(image: Image.Image) -> Levels:
     """The levels of a grey image of 16 bits and more, by the bits that its values use: nothing says how large they may
     be. A few highlights do not count, or they would leave the rest black; they become white."""
     if image.mode not in ("I", "F"):
-        counts = sum(np.bincount(_values(strip).ravel(), minlength=65536) for _, strip in _strips(image))
-        low, high = 0.0, float(np.searchsorted(np.cumsum(counts), HIGHEST * image.width * image.height))
+        counts = sum(
+            np.bincount(_values(strip).ravel(), minlength=65536) for _, strip in _strips(image)
+        )
+        low, high = (
+            0.0,
+            float(np.searchsorted(np.cumsum(counts), HIGHEST * image.width * image.height)),
+        )
     else:
         step, some = 1 + image.width * image.height // STRIP, []
         for _, strip in _strips(image):
@@ -336,7 +371,9 @@ def _levels(image: Image.Image) -> Levels:
             if not np.isfinite(values).all():
                 raise DataError("it holds values that are not numbers")
             some.append(values[::step].copy())
-        low, high = np.quantile(np.concatenate(some).astype(np.float64), (1 - HIGHEST, HIGHEST)).tolist()
+        low, high = np.quantile(
+            np.concatenate(some).astype(np.float64), (1 - HIGHEST, HIGHEST)
+        ).tolist()
     low = min(0.0, low)
     span = high - low
     if image.mode == "F" and 1 < span <= MOST_LIGHT:
@@ -346,7 +383,9 @@ def _levels(image: Image.Image) -> Levels:
 
 def _values(image: Image.Image) -> np.ndarray:
     values = np.asarray(image)
-    return values if image.mode in ("I", "F") else values.astype(np.uint16)  # whatever the order of their bytes
+    return (
+        values if image.mode in ("I", "F") else values.astype(np.uint16)
+    )  # whatever the order of their bytes
 
 
 def _eight_bits(image: Image.Image, levels: Levels) -> Image.Image:
@@ -432,7 +471,9 @@ def _check_scans(data: bytes) -> None:
     at, scans = _first_scan(data) or 2, 0
     if data.count(b"\xff\xda", at) <= MOST_SCANS:
         return
-    while (found := _SCAN_MARKER.search(data, at)) and found[1] != b"\xd9":  # what follows its end is another file
+    while (found := _SCAN_MARKER.search(data, at)) and found[
+        1
+    ] != b"\xd9":  # what follows its end is another file
         scans += found[1] == b"\xda"
         at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
     if scans > MOST_SCANS:
@@ -476,7 +517,9 @@ def _memory(image: Image.Image, data: bytes, short_side: int | None) -> int:
         pixels //= next(scale for scale in (8, 4, 2, 1) if scale <= fraction) ** 2
     raster = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
     # Another byte a pixel for the smaller copy that is made of a large one; both, of others, at four bytes.
-    needed = len(data) + pixels * DECODER_BYTES.get(image.format or "", raster + (4 if pixels <= MOST_WHOLE else 1))
+    needed = len(data) + pixels * DECODER_BYTES.get(
+        image.format or "", raster + (4 if pixels <= MOST_WHOLE else 1)
+    )
     if image.format in ("JPEG", "MPO"):
         needed += _coefficients(image, data, stored)
     if image.format == "TIFF":

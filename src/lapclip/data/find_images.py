@@ -19,7 +19,20 @@ from lapclip.config import DataConfig
 from lapclip.data.table import ImageFile, Skipped
 from lapclip.errors import DataError
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".jfif", ".heic", ".heif", ".avif")
+ENDINGS = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".webp",
+    ".gif",
+    ".bmp",
+    ".tif",
+    ".tiff",
+    ".jfif",
+    ".heic",
+    ".heif",
+    ".avif",
+)
 LINK_OUTSIDE = "a link that leads out of the data's folder"
 LINK_TO_FOLDER = "a link to a folder"
 NOT_PLAIN = "not a plain file"
@@ -92,7 +105,9 @@ def walk(root: Path, skipped: list[Skipped]) -> Iterator[str]:
                 if _same(real, os.path.join(top, path)):
                     below.append(path)
                 else:
-                    skipped.append(Skipped(path, LINK_TO_FOLDER if is_inside(real, top) else LINK_OUTSIDE))
+                    skipped.append(
+                        Skipped(path, LINK_TO_FOLDER if is_inside(real, top) else LINK_OUTSIDE)
+                    )
             elif entry.is_file(follow_symlinks=False):
                 yield path
             else:
@@ -126,7 +141,9 @@ class ImageFinder:
         found = self._found.get(name)
         if found is None:
             found = self._find(name)
-            if isinstance(found, str) and name != name.strip():  # spaces may be the table's, or a part of the name
+            if (
+                isinstance(found, str) and name != name.strip()
+            ):  # spaces may be the table's, or a part of the name
                 found = self._find(name.strip())
             self._found[name] = found
         return found
@@ -166,7 +183,11 @@ class ImageFinder:
             real = os.path.realpath(os.path.join(self.root, relative))
             if not is_inside(real, self.root):
                 return LINK_OUTSIDE
-            return ImageFile(Path(self.root, relative), relative) if os.path.isfile(real) else NOT_PLAIN
+            return (
+                ImageFile(Path(self.root, relative), relative)
+                if os.path.isfile(real)
+                else NOT_PLAIN
+            )
         return NOT_PLAIN if kind else MISSING
 
     def _relative(self, name: str) -> str | None:
@@ -176,7 +197,11 @@ class ImageFinder:
             for top in (self.root, os.path.abspath(self.base)):
                 if is_inside(whole, top):
                     below = Path(os.path.relpath(whole, top)).as_posix()
-                    return below if top == self.root else posixpath.normpath(posixpath.join(self._prefix, below))
+                    return (
+                        below
+                        if top == self.root
+                        else posixpath.normpath(posixpath.join(self._prefix, below))
+                    )
             return None
         relative = posixpath.normpath(posixpath.join(self._prefix, name))
         return None if relative == ".." or relative.startswith("../") else relative
@@ -244,11 +269,15 @@ def candidate_folders(table: Path, root: Path, config: DataConfig) -> list[Image
 def _subfolders(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+            names = [
+                entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
+            ]
     except OSError:
         return []
     # Folders that say they hold images come first.
-    return [folder / name for name in sorted(names, key=lambda name: ("im" not in name.lower(), name))]
+    return [
+        folder / name for name in sorted(names, key=lambda name: ("im" not in name.lower(), name))
+    ]
 
 
 def best_folder(options: Sequence[ImageFinder], names: Iterable[str]) -> tuple[ImageFinder, int]:
@@ -304,7 +333,9 @@ class Scan:
         seen: set[tuple[int, int | str]] = set()
 
         def cannot_list(inside: str, error: OSError) -> None:
-            if not isinstance(error, FileNotFoundError):  # a folder that has just gone, or a link to nowhere
+            if not isinstance(
+                error, FileNotFoundError
+            ):  # a folder that has just gone, or a link to nowhere
                 self.closed.append(inside)
 
         for inside, entries, below in walk_folders(self.folder, cannot_list):
@@ -332,4 +363,6 @@ class Scan:
                 except OSError:  # gone since, or a link that leads nowhere or to itself
                     continue
         if "" in self.closed:
-            raise DataError(f"{self.folder} cannot be looked into.", hint="a folder that you may read")
+            raise DataError(
+                f"{self.folder} cannot be looked into.", hint="a folder that you may read"
+            )

@@ -56,8 +56,14 @@ class Columns:
         notes = ""
         for name, count in Counter(tidy).items():
             if count > 1:
-                read = [at for at in (self.image, *self.captions, self.split) if at is not None and tidy[at] == name]
-                notes += f"; {count} columns are called {_printable(name)}, {len(read)} of them are read"
+                read = [
+                    at
+                    for at in (self.image, *self.captions, self.split)
+                    if at is not None and tidy[at] == name
+                ]
+                notes += (
+                    f"; {count} columns are called {_printable(name)}, {len(read)} of them are read"
+                )
         return notes
 
 
@@ -76,7 +82,11 @@ def guess_columns(
 
 
 def guess_named(
-    names: Sequence[str], rows: Sequence[Sequence[str]], folders: Sequence[ImageFinder], config: DataConfig, what: str
+    names: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    folders: Sequence[ImageFinder],
+    config: DataConfig,
+    what: str,
 ) -> Columns:
     """The columns of a table whose names are known."""
     columns = [[row[at].strip() for row in rows if at < len(row)] for at in range(len(names))]
@@ -96,7 +106,11 @@ def _image_column(names, columns, folders, config, what) -> tuple[ImageFinder, i
         sample = list(dict.fromkeys(cell for cell in cells if cell))[:24]
         named_so = _share(map(is_image, sample))
         named = _rank(_tidy(names[at]), IMAGES)
-        if not asked and not named_so and (_share(" " in cell for cell in sample) > 0.5 or not sample):
+        if (
+            not asked
+            and not named_so
+            and (_share(" " in cell for cell in sample) > 0.5 or not sample)
+        ):
             continue  # prose; searching every folder for files of such names would take long
         folder, count = best_folder(folders, sample)
         seen = 4 * count / max(1, len(sample)) + 2 * named_so
@@ -120,12 +134,16 @@ def split_column(names, columns, image: int, config, what) -> int | None:
     for at, cells in enumerate(columns):
         known = _share(split_named(cell) is not None for cell in cells if cell)
         # A caption may be the one word "test"; a column of nothing but such words is no column of captions.
-        if at != image and (known > 0.5 if _tidy(names[at]) in SPLITS else known == 1 and len(cells) > 2):
+        if at != image and (
+            known > 0.5 if _tidy(names[at]) in SPLITS else known == 1 and len(cells) > 2
+        ):
             return at
     return None
 
 
-def caption_columns(names, columns, taken: set[int | None], config, what) -> tuple[tuple[int, ...], float]:
+def caption_columns(
+    names, columns, taken: set[int | None], config, what
+) -> tuple[tuple[int, ...], float]:
     asked = _asked(names, config.caption_column, "caption_column", what)
     if asked:
         return asked, 2.0
@@ -183,13 +201,17 @@ def _is_header(rows: Sequence[Sequence[str]], named: Columns, config: DataConfig
     """Whether the first row names columns. A row whose image is missing is none, so a reason is asked for: a known
     name, a name that the user set, or a cell unlike all others of the column of images."""
     at, first = named.image, rows[0]
-    if at < len(first) and (is_image(first[at]) or not isinstance(named.folder.find(first[at]), str)):
+    if at < len(first) and (
+        is_image(first[at]) or not isinstance(named.folder.find(first[at]), str)
+    ):
         return False
     asked = ",".join((config.picture_column, config.caption_column, config.split_column)).split(",")
     known = {*IMAGES, *CAPTIONS, *SPLITS, *map(_tidy, asked)} - {"", AUTO}
     if any(_tidy(cell) in known or _COUNTED.sub("", _tidy(cell)) in known for cell in first):
         return True
-    return at >= len(first) or _form(first[at]) not in {_form(row[at]) for row in rows[1:] if at < len(row)}
+    return at >= len(first) or _form(first[at]) not in {
+        _form(row[at]) for row in rows[1:] if at < len(row)
+    }
 
 
 def _form(cell: str) -> str:

@@ -29,7 +29,15 @@ from lapclip.data.splits import split_named
 from lapclip.data.table import some
 from lapclip.errors import DataError, first_line, nearest
 from lapclip.machine.facts import logical_cores
-from lapclip.paths import digest_of_bytes, partial_path, read_bytes, remove, replace, sweep, write_atomic
+from lapclip.paths import (
+    digest_of_bytes,
+    partial_path,
+    read_bytes,
+    remove,
+    replace,
+    sweep,
+    write_atomic,
+)
 from lapclip.progress import DataProgress
 from lapclip.text import printable
 
@@ -130,23 +138,38 @@ def _rows(data: Any) -> Records:
     if isinstance(data, Mapping):
         for name, values in data.items():
             if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-                raise DataError(f"The column {name} is {values!r:.60}, no list of values.", hint="a value for each row")
+                raise DataError(
+                    f"The column {name} is {values!r:.60}, no list of values.",
+                    hint="a value for each row",
+                )
         return _columns({str(name): list(values) for name, values in data.items()})
-    if isinstance(getattr(data, "column_names", None), list) and hasattr(data, "features"):  # a Dataset of Hugging Face
+    if isinstance(getattr(data, "column_names", None), list) and hasattr(
+        data, "features"
+    ):  # a Dataset of Hugging Face
         data = _undecoded(data)
         return Records(_length(data), lambda at: _item(data, at))
-    if isinstance(getattr(data, "column_names", None), list) and hasattr(data, "to_pylist"):  # a table of Arrow
+    if isinstance(getattr(data, "column_names", None), list) and hasattr(
+        data, "to_pylist"
+    ):  # a table of Arrow
         return _columns({name: data[name].to_pylist() for name in data.column_names})
     if hasattr(data, "columns") and hasattr(data, "shape"):  # a frame of pandas or polars
         names = [str(name) for name in data.columns]
         if twice := [name for at, name in enumerate(names) if name in names[:at]]:
-            raise DataError(f"The data has two columns called {twice[0]}.", hint="other names, or one of them alone")
+            raise DataError(
+                f"The data has two columns called {twice[0]}.",
+                hint="other names, or one of them alone",
+            )
         return _columns({str(name): list(data[name]) for name in data.columns})
     if not hasattr(data, "__getitem__"):
         told = type(data).__name__
         if isinstance(data, Iterator) or hasattr(data, "__iter__"):
-            raise DataError(f"A {told} cannot be asked for its rows by number.", hint="list(DATA), or its data set")
-        raise DataError(f"A {told} is no data.", hint="a path, or a list of pairs of an image and a caption")
+            raise DataError(
+                f"A {told} cannot be asked for its rows by number.",
+                hint="list(DATA), or its data set",
+            )
+        raise DataError(
+            f"A {told} is no data.", hint="a path, or a list of pairs of an image and a caption"
+        )
     return Records(_length(data), lambda at: _pair(_item(data, at), at), pairs=_is_of_pairs(data))
 
 
@@ -160,7 +183,9 @@ def _length(data: Any) -> int:
         ) from None
     except Exception as error:  # it may be code of the user's own, as `_item`
         why = f"{type(error).__name__}, {first_line(error)}"
-        raise DataError(f"A {type(data).__name__} does not say how many rows it has: {why}.") from error
+        raise DataError(
+            f"A {type(data).__name__} does not say how many rows it has: {why}."
+        ) from error
 
 
 def _columns(columns: Mapping[str, list[Any]]) -> Records:
@@ -170,7 +195,9 @@ def _columns(columns: Mapping[str, list[Any]]) -> Records:
             f"Columns have to be equally long, not {' and '.join(f'{size:,}' for size in sorted(lengths))}.",
             hint="a value for each row; splits are called train, val and test",
         )
-    return Records(max(lengths, default=0), lambda at: {name: values[at] for name, values in columns.items()})
+    return Records(
+        max(lengths, default=0), lambda at: {name: values[at] for name, values in columns.items()}
+    )
 
 
 def _undecoded(data: Any) -> Any:
@@ -209,7 +236,10 @@ def _pair(item: Any, at: int) -> Mapping[str, Any]:
                 hint="a text, or a list of texts; names of classes as f'a photo of a {NAME}'",
             )
         return {IMAGE: image, CAPTION: captions}
-    raise DataError(f"Item {at} is a {type(item).__name__}.", hint="a pair (image, caption), or a dictionary of both")
+    raise DataError(
+        f"Item {at} is a {type(item).__name__}.",
+        hint="a pair (image, caption), or a dictionary of both",
+    )
 
 
 def _image_column(parts: Sequence[Records], asked: str) -> str:
@@ -220,13 +250,21 @@ def _image_column(parts: Sequence[Records], asked: str) -> str:
     names = list(dict.fromkeys(name for row in sample for name in row))
     if asked != AUTO:
         if asked not in names:
-            raise DataError(f"The data has no column {asked}. {nearest(asked, names)}", hint="data.picture_column")
+            raise DataError(
+                f"The data has no column {asked}. {nearest(asked, names)}",
+                hint="data.picture_column",
+            )
         return asked
     for fits in (_holds_image, _names_image):
         for name in names:
             values = [row[name] for row in sample if not _is_missing(row.get(name))]
             if values and all(map(fits, values)):
-                if not any(_texts(_plain(row.get(other))) for row in sample for other in names if other != name):
+                if not any(
+                    _texts(_plain(row.get(other)))
+                    for row in sample
+                    for other in names
+                    if other != name
+                ):
                     raise DataError(
                         f"None of the columns {', '.join(names)} holds captions.",
                         hint="a column of texts; for classes: f'a photo of a {NAME}'",
@@ -274,19 +312,32 @@ def _write(
                     kept = {name: value for name, value in others.items() if value is not None}
                     record = {**kept, column: image, **({SPLIT: part.split} if part.split else {})}
                     if isinstance(image, Path):
-                        paths[len(records)] = os.path.realpath(os.path.join(base, os.path.expanduser(image)))
+                        paths[len(records)] = os.path.realpath(
+                            os.path.join(base, os.path.expanduser(image))
+                        )
                     records.append(record)
                 if progress:
                     progress(len(records), total, "writing down")
     pictures = _common(list(paths.values())) if len(paths) == len(records) else ""
     for at, path in paths.items():
-        records[at][column] = Path(os.path.relpath(path, pictures)).as_posix() if pictures else _copied(path, images)
+        records[at][column] = (
+            Path(os.path.relpath(path, pictures)).as_posix() if pictures else _copied(path, images)
+        )
     finder = ImageFinder(Path(pictures)) if pictures else None
-    absent = [at for at, record in enumerate(records) if _is_absent(record[column], paths.get(at), finder)]
+    absent = [
+        at for at, record in enumerate(records) if _is_absent(record[column], paths.get(at), finder)
+    ]
     if len(absent) > most_absent * total:
-        where = [f"item {_number(parts, at)}" + (f" ({printable(paths[at])})" if at in paths else "") for at in absent]
+        where = [
+            f"item {_number(parts, at)}" + (f" ({printable(paths[at])})" if at in paths else "")
+            for at in absent
+        ]
         share = math.ceil(100 * len(absent) / total) / 100
-        others = f', or settings={{"data.broken_share": {share:g}}} to go on with the others' if share < 1 else ""
+        others = (
+            f', or settings={{"data.broken_share": {share:g}}} to go on with the others'
+            if share < 1
+            else ""
+        )
         raise DataError(
             f"{len(absent):,} of {total:,} images cannot be found or read: {some(where)}.",
             hint=f"paths that lead there from this folder, or whole ones{others}",
@@ -339,18 +390,24 @@ def _stored(value: Any, at: int, images: Path) -> Path | str:
         return _file(bytes(value), images)
     unread = isinstance(value, Image.Image) and getattr(value, "tile", None) and not value.tell()
     if unread and (name := getattr(value, "filename", "")):
-        return Path(os.path.abspath(name))  # opened, at its first image, and not read yet: it is what the file is
+        return Path(
+            os.path.abspath(name)
+        )  # opened, at its first image, and not read yet: it is what the file is
     try:
         opened = as_image(value)
         assert isinstance(opened, Image.Image)
         return _file(as_file(opened, format="PNG", compress_level=1), images, "png")
     except DataError as error:
-        raise DataError(f"The image of item {at} cannot be used. {error.message}", hint=error.hint) from None
+        raise DataError(
+            f"The image of item {at} cannot be used. {error.message}", hint=error.hint
+        ) from None
 
 
 def _file(content: bytes, images: Path, ending: str = "") -> str:
     """Write a file that is named after its bytes, unless it is there."""
-    ending = ending or next((name for begin, name in ENDINGS.items() if content.startswith(begin)), "image")
+    ending = ending or next(
+        (name for begin, name in ENDINGS.items() if content.startswith(begin)), "image"
+    )
     path = images / f"{digest_of_bytes(content)[:32]}.{ending}"
     if not path.exists():
         write_atomic(path, content)
@@ -365,7 +422,11 @@ def _texts(value: Any) -> bool:
 
 
 def _is_missing(value: Any) -> bool:
-    return value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and value != value)
+    return (
+        value is None
+        or type(value).__name__ == "NAType"
+        or (isinstance(value, float) and value != value)
+    )
 
 
 def _plain(value: Any) -> str | int | list[Any] | None:

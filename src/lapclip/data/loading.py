@@ -73,7 +73,11 @@ class Listing:
     @cached_property
     def splits(self) -> Sequence[str]:
         """Of each row: the data's own, or drawn where it has none. To draw them by content, images are read."""
-        found = read_signatures(self.config, self.table, self.progress) if are_drawn(self.table.rows) else None
+        found = (
+            read_signatures(self.config, self.table, self.progress)
+            if are_drawn(self.table.rows)
+            else None
+        )
         return split_rows(self.config, self.table.rows, found)
 
     @property
@@ -99,7 +103,9 @@ class Listing:
             first = last
         return join_splits(parts or [self.drawn.train.select([])]), []
 
-    def has_changed_since(self, seen: Path, view: View | int, progress: DataProgress | None = None) -> bool:
+    def has_changed_since(
+        self, seen: Path, view: View | int, progress: DataProgress | None = None
+    ) -> bool:
         """Whether the files are no longer those that a run learnt from, by some of those that are for training now.
 
         Images that were saved again have other bytes and may have changed sides, and nothing else would show it. A few
@@ -112,7 +118,9 @@ class Listing:
         known = count_seen(some.identities, seen)
         if known is None or known >= 0.9 * len(some):
             return False
-        held_out, _ = self.load([at for at, split in enumerate(self.splits) if split != TRAIN], view, progress)
+        held_out, _ = self.load(
+            [at for at, split in enumerate(self.splits) if split != TRAIN], view, progress
+        )
         assert some.identities is not None
         assert held_out.identities is not None
         learnt = some.identities[~np.isin(some.identities, held_out.identities)]
@@ -120,7 +128,10 @@ class Listing:
 
 
 def list_data(
-    config: DataConfig, view: View | int, progress: DataProgress | None = None, table: Table | None = None
+    config: DataConfig,
+    view: View | int,
+    progress: DataProgress | None = None,
+    table: Table | None = None,
 ) -> Listing:
     """What a data set holds, its images still unread. Drawn images are drawn as a model with that view sees them.
     `table` is there where the data was read already."""
@@ -151,13 +162,21 @@ def split_rule(config: DataConfig) -> str:
     return config.split_rule if find_source(config.source).by_content else BY_NAME
 
 
-def read_signatures(config: DataConfig, table: Table, progress: DataProgress | None = None) -> Signatures | None:
+def read_signatures(
+    config: DataConfig, table: Table, progress: DataProgress | None = None
+) -> Signatures | None:
     """Read each image in small, once for all models and runs; None where splits go by name."""
     if split_rule(config) != BY_CONTENT:
         return None
     folder = use_store(_source_key(config), SIGNATURE_SIDE, SIGNATURE)
-    found = pack([row.image for row in table.rows], folder, SIGNATURE_SIDE, SIGNATURE, progress, store=False)
-    keys = copy_keys([entry.content for entry in found.entries], [entry.signature for entry in found.entries], folder)
+    found = pack(
+        [row.image for row in table.rows], folder, SIGNATURE_SIDE, SIGNATURE, progress, store=False
+    )
+    keys = copy_keys(
+        [entry.content for entry in found.entries],
+        [entry.signature for entry in found.entries],
+        folder,
+    )
     return Signatures(dict(zip(found.usable, keys, strict=True)), found.skipped)
 
 
@@ -175,7 +194,11 @@ def split_rows(config: DataConfig, rows: Sequence[Row], found: Signatures | None
 
 
 def load_to_score(
-    config: DataConfig, table: Table, chosen: Sequence[int], view: View | int, progress: DataProgress | None = None
+    config: DataConfig,
+    table: Table,
+    chosen: Sequence[int],
+    view: View | int,
+    progress: DataProgress | None = None,
 ) -> tuple[Pairs, list[str]]:
     """Some rows of a table with their images cut to the middle that a model sees, and what the user should know."""
     images = [table.rows[at].image for at in chosen]
@@ -188,7 +211,10 @@ def load_to_score(
 
 
 def load_data(
-    config: DataConfig, view: View | int, progress: DataProgress | None = None, table: Table | None = None
+    config: DataConfig,
+    view: View | int,
+    progress: DataProgress | None = None,
+    table: Table | None = None,
 ) -> DataSet:
     """The data a run learns from and is scored on, its images ready for a model that sees them so.
 
@@ -218,18 +244,29 @@ def load_data(
     held_out = sorted((at for at in usable if splits[at] != TRAIN), key=lambda at: splits[at])
 
     whole = _whole_view(view)
-    folder, scored_folder = use_store(_source_key(config), whole, WHOLE), use_store(_source_key(config), view, MIDDLE)
-    needed = room_needed(folder, len(training), whole.side) + room_needed(scored_folder, len(held_out), side)
+    folder, scored_folder = (
+        use_store(_source_key(config), whole, WHOLE),
+        use_store(_source_key(config), view, MIDDLE),
+    )
+    needed = room_needed(folder, len(training), whole.side) + room_needed(
+        scored_folder, len(held_out), side
+    )
     streamed, why = _streams(config, needed, room_left(folder))
     images = [row.image for row in table.rows]
     scored = pack([images[at] for at in held_out], scored_folder, view, MIDDLE, progress)
-    learnt = pack([images[at] for at in training], folder, whole, WHOLE, progress, store=not streamed)
+    learnt = pack(
+        [images[at] for at in training], folder, whole, WHOLE, progress, store=not streamed
+    )
     broken = [*unusable, *learnt.skipped, *scored.skipped]
     check_broken(config, table, broken)
 
     hidden = {entry.digest for entry in scored.entries}
-    to_score = {held_out[own]: entry for own, entry in zip(scored.usable, scored.entries, strict=True)}
-    to_learn = {training[own]: entry for own, entry in zip(learnt.usable, learnt.entries, strict=True)}
+    to_score = {
+        held_out[own]: entry for own, entry in zip(scored.usable, scored.entries, strict=True)
+    }
+    to_learn = {
+        training[own]: entry for own, entry in zip(learnt.usable, learnt.entries, strict=True)
+    }
     twins = [at for at, entry in to_learn.items() if entry.digest in hidden]
     for at in twins:
         del to_learn[at]
@@ -238,20 +275,29 @@ def load_data(
     for split in dict.fromkeys(splits):
         if split == TRAIN:
             pixels = (
-                StreamedPixels([images[at] for at in to_learn], [entry.digest for entry in to_learn.values()], whole)
+                StreamedPixels(
+                    [images[at] for at in to_learn],
+                    [entry.digest for entry in to_learn.values()],
+                    whole,
+                )
                 if streamed
                 else learnt.pixels(to_learn.values())
             )
             # A model that sees images squeezed has no other proportions to go back to.
             squeezed = view.resize == "squash"
-            aspects = np.array([1 if squeezed else entry.aspect for entry in to_learn.values()], dtype=np.float32)
+            aspects = np.array(
+                [1 if squeezed else entry.aspect for entry in to_learn.values()], dtype=np.float32
+            )
             found[split] = _pairs(table, to_learn, pixels, aspects, streamed)
         else:
             members = {at: entry for at, entry in to_score.items() if splits[at] == split}
             found[split] = _pairs(table, members, scored.pixels(members.values()))
     for split in (TRAIN, "val"):
         if not len(found[split]):
-            raise DataError(f"No image of the split {split} can be used.", hint=command("data", "check", config.source))
+            raise DataError(
+                f"No image of the split {split} can be used.",
+                hint=command("data", "check", config.source),
+            )
     # A split that turns out to be empty would fail a run at its very end, where the model is scored on it.
     empty = [split for split, pairs in found.items() if not len(pairs)]
     for split in empty:
@@ -267,7 +313,10 @@ def load_data(
         note_on_copies,
         left_out([*table.skipped, *broken]),
         _left_out_twins([printable(images[at].name) for at in twins]),
-        *(f"no image of the split {split} can be used, so nothing is scored on it" for split in empty),
+        *(
+            f"no image of the split {split} can be used, so nothing is scored on it"
+            for split in empty
+        ),
     ]
     return DataSet(
         found,
@@ -293,7 +342,9 @@ def checked_indexes(config: DataConfig, view: View) -> list[Path]:
     return [store_folder(_source_key(config), view, fit) / INDEX for view, fit in stores]
 
 
-def load_as_seen(config: DataConfig, pairs: Pairs, view: View | int, progress: DataProgress | None = None) -> Pixels:
+def load_as_seen(
+    config: DataConfig, pairs: Pairs, view: View | int, progress: DataProgress | None = None
+) -> Pixels:
     """Training images as another model sees them, in the same order: their middles, decoded when they are asked for,
     or drawn at its size."""
     source = find_source(config.source)
@@ -315,7 +366,9 @@ def _pairs(
     captions = [table.rows[at].captions for at in chosen]
     names = [table.rows[at].image.name for at in chosen]
     labels = np.array([table.labels[at] for at in chosen], dtype=np.int64) if table.labels else None
-    identities = np.array([int(entry.digest[:16], 16) for entry in chosen.values()], dtype=np.uint64)
+    identities = np.array(
+        [int(entry.digest[:16], 16) for entry in chosen.values()], dtype=np.uint64
+    )
     files = _file_numbers([table.rows[at].image for at in chosen]) if sequential else None
     return Pairs(pixels, captions, names, aspects, sequential, identities, labels, files)
 
@@ -323,12 +376,18 @@ def _pairs(
 def _file_numbers(images: Sequence[StoredImage]) -> np.ndarray:
     """A number for each image that those of one file share."""
     numbers: dict[Path | None, int] = {}
-    return np.array([numbers.setdefault(image.path, len(numbers)) for image in images], dtype=np.int64)
+    return np.array(
+        [numbers.setdefault(image.path, len(numbers)) for image in images], dtype=np.int64
+    )
 
 
 def _source_key(config: DataConfig) -> str:
     """What tells apart the sources whose images have the same names."""
-    return f"{os.path.abspath(config.source)} {config.pictures}" if Path(config.source).exists() else config.source
+    return (
+        f"{os.path.abspath(config.source)} {config.pictures}"
+        if Path(config.source).exists()
+        else config.source
+    )
 
 
 def _streams(config: DataConfig, needed: int, free: int) -> tuple[bool, str]:
@@ -347,7 +406,11 @@ def left_out(skipped: Sequence[Skipped]) -> str:
 
 
 def _about_splits(
-    config: DataConfig, table: Table, splits: Sequence[str], signatures: Signatures | None, used: Mapping[int, Entry]
+    config: DataConfig,
+    table: Table,
+    splits: Sequence[str],
+    signatures: Signatures | None,
+    used: Mapping[int, Entry],
 ) -> tuple[str, str]:
     """How the splits of a run came about, for its settings, and what the user should know of copies, if anything."""
     drawn = are_drawn(table.rows)
@@ -367,7 +430,10 @@ def _about_splits(
             f"good: {some(examples)}; lapclip data check shows more"
         )
     if several and drawn:
-        return f"{rule}; {count}, all on one side", f"{count}: splits are drawn by content, so each is on one side"
+        return (
+            f"{rule}; {count}, all on one side",
+            f"{count}: splits are drawn by content, so each is on one side",
+        )
     return rule, ""
 
 
@@ -403,7 +469,11 @@ class StreamedPixels:
     """
 
     def __init__(
-        self, images: Sequence[StoredImage], digests: Sequence[str], view: View | int, fit: str = WHOLE
+        self,
+        images: Sequence[StoredImage],
+        digests: Sequence[str],
+        view: View | int,
+        fit: str = WHOLE,
     ) -> None:
         self._images, self._digests, self._view, self._fit = images, digests, as_view(view), fit
         self.shape = (len(images), self._view.side, self._view.side, 3)

@@ -147,7 +147,11 @@ class PackedIndex:
 
 
 def _as_dict(entry: Entry) -> dict[str, Any]:
-    return {ON_DISK.get(key, key): value for key, value in asdict(entry).items() if value not in ("", ())}
+    return {
+        ON_DISK.get(key, key): value
+        for key, value in asdict(entry).items()
+        if value not in ("", ())
+    }
 
 
 def _lines(objects: Iterable[dict[str, Any]]) -> bytes:
@@ -170,5 +174,7 @@ def _entry(values: dict[str, Any] | None) -> Entry | None:
         return None
     texts = (entry.name, entry.stamp, entry.digest, entry.broken, entry.content, entry.signature)
     numbers = (entry.row, entry.width, entry.height)
-    sound = all(isinstance(text, str) for text in texts) and all(isinstance(number, int) for number in numbers)
+    sound = all(isinstance(text, str) for text in texts) and all(
+        isinstance(number, int) for number in numbers
+    )
     return entry if sound and (entry.broken or min(entry.width, entry.height) > 0) else None

@@ -27,7 +27,14 @@ from lapclip.data.copies import SIGNATURE_SIDE, SIGNATURE_VERSION, content_of, s
 from lapclip.data.dataset import Pixels, select_pixels
 from lapclip.data.decode import DECODING_VERSION, NO_MEMORY, Decoded, MayPass, decode, read_header
 from lapclip.data.packed_index import NOT_STORED, Entry, PackedIndex, digest_of
-from lapclip.data.pixels import RESIZING_VERSION, View, as_view, fit_image, squeeze_image, whole_side
+from lapclip.data.pixels import (
+    RESIZING_VERSION,
+    View,
+    as_view,
+    fit_image,
+    squeeze_image,
+    whole_side,
+)
 from lapclip.data.table import Skipped, StoredImage
 from lapclip.errors import DataError, first_line
 from lapclip.machine.facts import logical_cores
@@ -64,7 +71,9 @@ class Packed:
 
     def pixels(self, entries: Iterable[Entry] | None = None) -> Pixels:
         """The squares of some of the images, or of all of them. Neighbours in the store are not copied."""
-        return select_pixels(self.stored, [entry.row for entry in (self.entries if entries is None else entries)])
+        return select_pixels(
+            self.stored, [entry.row for entry in (self.entries if entries is None else entries)]
+        )
 
 
 def store_folder(source: str, view: View | int, fit: str) -> Path:
@@ -139,16 +148,24 @@ def pack(
         with index.lock(lambda: report(0, len(images), "waiting for another process that packs")):
             index.open()
             stamps, skipped = _stamps(images, report)
-            missing = [at for at, stamp in stamps.items() if not _known(index, images[at].name, stamp, store)]
+            missing = [
+                at
+                for at, stamp in stamps.items()
+                if not _known(index, images[at].name, stamp, store)
+            ]
             if store:
                 _check_room(folder, len(missing) * index.row_bytes, can_stream)
             if missing:
                 work = [(images[at], stamps[at]) for at in missing]
                 count = lambda done: report(len(images) - len(missing) + done, len(images), doing)  # noqa: E731
-                skipped += _Packer(index, view, fit, store).work(work, threads or logical_cores(), count)
+                skipped += _Packer(index, view, fit, store).work(
+                    work, threads or logical_cores(), count
+                )
             return _result(index, images, stamps, skipped, side, store)
     except OSError as error:
-        raise _cannot_write(folder, len(images) * index.row_bytes if store else 0, error, can_stream) from error
+        raise _cannot_write(
+            folder, len(images) * index.row_bytes if store else 0, error, can_stream
+        ) from error
 
 
 class _Packer:
@@ -157,17 +174,23 @@ class _Packer:
     def __init__(self, index: PackedIndex, view: View | int, fit: str, store: bool) -> None:
         self.index, self.view, self.fit, self.store = index, view, fit, store
         usable = (entry for entry in index.entries.values() if not entry.broken)
-        self.by_digest = {entry.digest: entry for entry in usable if entry.row != NOT_STORED or not store}
+        self.by_digest = {
+            entry.digest: entry for entry in usable if entry.row != NOT_STORED or not store
+        }
         self.rows = index.rows
         self.waiting: list[Entry] = []
 
-    def work(self, images: list[tuple[StoredImage, str]], threads: int, count: Callable[[int], None]) -> list[Skipped]:
+    def work(
+        self, images: list[tuple[StoredImage, str]], threads: int, count: Callable[[int], None]
+    ) -> list[Skipped]:
         """Pack images with their stamps; returns those that could not be read at all."""
         skipped: list[Skipped] = []
         self.index.pixels.touch()
         file = open(self.index.pixels, "r+b")  # noqa: SIM115 (closing must not hide why writing failed)
         try:
-            file.seek(self.rows * self.index.row_bytes)  # over what a killed process wrote and did not list
+            file.seek(
+                self.rows * self.index.row_bytes
+            )  # over what a killed process wrote and did not list
             saved = time.monotonic()
             for done, prepared in enumerate(_in_order(self._prepared, images, threads), start=1):
                 if isinstance(prepared, Skipped):
@@ -191,7 +214,9 @@ class _Packer:
                 file.close()
         return skipped
 
-    def _prepared(self, image: StoredImage, stamp: str) -> tuple[Entry, np.ndarray | None] | Skipped:
+    def _prepared(
+        self, image: StoredImage, stamp: str
+    ) -> tuple[Entry, np.ndarray | None] | Skipped:
         """In a thread: read, and decode unless the same bytes are there already."""
         try:
             data = image.read()
@@ -267,7 +292,9 @@ def _in_order(
         pool.shutdown(cancel_futures=True)
 
 
-def _stamps(images: Sequence[StoredImage], report: DataProgress) -> tuple[dict[int, str], list[Skipped]]:
+def _stamps(
+    images: Sequence[StoredImage], report: DataProgress
+) -> tuple[dict[int, str], list[Skipped]]:
     """The stamps of the images that are there, by their index, and the others."""
     stamps: dict[int, str] = {}
     skipped: list[Skipped] = []
@@ -304,7 +331,10 @@ def _result(
         name = images[at].name
         if _known(index, name, stamp, store):  # else it could not be read now
             (broken if index.entries[name].broken else usable).append(at)
-    skipped = [*skipped, *(Skipped(images[at].name, index.entries[images[at].name].broken) for at in broken)]
+    skipped = [
+        *skipped,
+        *(Skipped(images[at].name, index.entries[images[at].name].broken) for at in broken),
+    ]
     if store:
         _rebuild_if_sparse(index)
     entries = [index.entries[images[at].name] for at in usable]
@@ -338,7 +368,9 @@ def _rebuild_if_sparse(index: PackedIndex) -> None:
         with suppress(OSError):
             target.unlink()
         return
-    index.replace(target, [replace(entry, row=new_rows.get(entry.row, NOT_STORED)) for entry in entries])
+    index.replace(
+        target, [replace(entry, row=new_rows.get(entry.row, NOT_STORED)) for entry in entries]
+    )
 
 
 def _check_room(folder: Path, needed: int, can_stream: bool) -> None:

@@ -68,7 +68,9 @@ class Phrases:
     def is_word_K(self) -> np.ndarray:
         """Which are single words; of a script without blanks, up to two characters."""
         unspaced = _unspaced()
-        longest = np.array([1 + bool(unspaced.match(phrase)) for phrase in self.words], dtype=np.int64)
+        longest = np.array(
+            [1 + bool(unspaced.match(phrase)) for phrase in self.words], dtype=np.int64
+        )
         return self.lengths_K <= longest
 
     def in_images(self, asked_Q: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
@@ -79,7 +81,9 @@ class Phrases:
         rows = np.arange(len(self.first_N) - 1) if rows is None else rows
         first, counts = self.first_N[rows], self.first_N[rows + 1] - self.first_N[rows]
         ends = np.cumsum(counts)
-        found = column_K[self.numbers[np.arange(counts.sum()) + np.repeat(first - ends + counts, counts)]]
+        found = column_K[
+            self.numbers[np.arange(counts.sum()) + np.repeat(first - ends + counts, counts)]
+        ]
         has = np.zeros((len(rows), len(kinds)), dtype=bool)
         has[np.repeat(np.arange(len(rows)), counts)[found >= 0], found[found >= 0]] = True
         return has[:, column_Q]
@@ -205,7 +209,9 @@ _ASCII = re.compile(r"[a-z0-9]+(?:['-][a-z0-9]+)*")
 @cache
 def _marks() -> str:
     """Characters that belong to the letter before them, which `re` takes for the end of a word."""
-    marks = (chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code))[0] == "M")
+    marks = (
+        chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code))[0] == "M"
+    )
     return "".join(marks) + "\u200c\u200d"
 
 
@@ -230,7 +236,12 @@ def _common_forms(forms: Counter[tuple[int, str]]) -> dict[int, str]:
 
 
 def _numbered(
-    kinds: list[str], lengths: list[int], determiners: dict[int, str], own: list[np.ndarray], least: int, most: float
+    kinds: list[str],
+    lengths: list[int],
+    determiners: dict[int, str],
+    own: list[np.ndarray],
+    least: int,
+    most: float,
 ) -> Phrases:
     """Phrases in their order, without those of too few images and of too many."""
     every = np.concatenate([np.zeros(0, dtype=np.int32), *own])

@@ -44,7 +44,9 @@ class View:
     @classmethod
     def of(cls, shape: ModelConfig) -> View:
         """How a model of that shape sees images."""
-        return cls(shape.image_size, shape.interpolation, shape.resize, shape.crop_share, shape.colours)
+        return cls(
+            shape.image_size, shape.interpolation, shape.resize, shape.crop_share, shape.colours
+        )
 
     @property
     def resized(self) -> int:
@@ -86,7 +88,9 @@ def open_image(image: str | os.PathLike | bytes | Image.Image) -> Decoded:
     except FileNotFoundError:
         raise DataError(f"No such image: {image}.") from None
     except DataError as error:
-        raise DataError(f"{named} cannot be read as an image: {error.message}.", hint=error.hint) from None
+        raise DataError(
+            f"{named} cannot be read as an image: {error.message}.", hint=error.hint
+        ) from None
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(f"{named} cannot be read as an image: {first_line(error)}.") from None
 
@@ -135,10 +139,14 @@ def _without_ends(image: Image.Image) -> Image.Image:
     return image.crop((left, top, left + across, top + down))
 
 
-def _resized(image: Image.Image, rows: int, columns: int, interpolation: str = "bicubic") -> np.ndarray:
+def _resized(
+    image: Image.Image, rows: int, columns: int, interpolation: str = "bicubic"
+) -> np.ndarray:
     """Resized with antialiasing. Copies are numpy's, because torch's start threads of their own in each of ours."""
     pixels_HWC = torch.from_numpy(np.array(image))
-    resized = F.interpolate(pixels_HWC.permute(2, 0, 1)[None], size=(rows, columns), mode=interpolation, antialias=True)
+    resized = F.interpolate(
+        pixels_HWC.permute(2, 0, 1)[None], size=(rows, columns), mode=interpolation, antialias=True
+    )
     return resized[0].permute(1, 2, 0).numpy()
 
 
@@ -146,7 +154,9 @@ def normalise(pixels_BSSC: Tensor, shape: ModelConfig) -> Tensor:
     """uint8 images, channels last, to what the image tower sees: float32, channels first, the model's own scale."""
     # A whole row at once: over three channels alone, a CPU takes forty times as long.
     rows_BSR = pixels_BSSC.flatten(2).to(torch.float32)
-    mean_R, std_R = mean_and_std(shape.pixel_mean, shape.pixel_std, pixels_BSSC.shape[2], pixels_BSSC.device)
+    mean_R, std_R = mean_and_std(
+        shape.pixel_mean, shape.pixel_std, pixels_BSSC.shape[2], pixels_BSSC.device
+    )
     return ((rows_BSR - mean_R) / std_R).view(pixels_BSSC.shape).permute(0, 3, 1, 2)
 
 
@@ -188,22 +198,37 @@ def draw_boxes(
     area, shape = np.ones(count), np.ones(count)
     if smallest < 1:
         area = draw.uniform(smallest, 1, count)
-        narrow, wide = np.maximum(ASPECT[0], area * aspects_B), np.minimum(ASPECT[1], aspects_B / area)  # what fits
+        narrow, wide = (
+            np.maximum(ASPECT[0], area * aspects_B),
+            np.minimum(ASPECT[1], aspects_B / area),
+        )  # what fits
         drawn = np.exp(np.log(narrow) + draw.random(count) * (np.log(wide) - np.log(narrow)))
         shape = np.where(narrow < wide, drawn, np.clip(aspects_B, *ASPECT))
-    squeezed = shape / aspects_B  # width to height of the box where images are squeezed into squares
-    area = np.minimum(area, np.minimum(squeezed, 1 / squeezed))  # larger would not fit into the image
+    squeezed = (
+        shape / aspects_B
+    )  # width to height of the box where images are squeezed into squares
+    area = np.minimum(
+        area, np.minimum(squeezed, 1 / squeezed)
+    )  # larger would not fit into the image
     width, height = np.sqrt(area * squeezed), np.sqrt(area / squeezed)
     if smallest == 1:
         width, height = middle * width, middle * height
     across, down = draw.random((2, count)) if smallest < 1 else (0.5, 0.5)
     left, top = across * (1 - width), down * (1 - height)
     flipped = (draw.random(count) < flip) & ~sided_B
-    return torch.from_numpy(np.stack([left, top, width, height, flipped], axis=1).astype(np.float32))
+    return torch.from_numpy(
+        np.stack([left, top, width, height, flipped], axis=1).astype(np.float32)
+    )
 
 
 def draw_views(
-    sided_N: np.ndarray, aspects_N: np.ndarray, smallest: float, flip: float, views: int, seed: int, middle: float
+    sided_N: np.ndarray,
+    aspects_N: np.ndarray,
+    smallest: float,
+    flip: float,
+    views: int,
+    seed: int,
+    middle: float,
 ) -> np.ndarray:
     """Boxes through which each image is seen again and again, (views, N, 5). The first is the image as scored."""
     kinds = [(1.0, 0.0), *[(smallest, flip)] * (views - 1)]
@@ -219,7 +244,9 @@ def view(pixels_BCSS: Tensor, boxes_B5: Tensor | None, side: int) -> Tensor:
     whole = pixels_BCSS.shape[-1]
     if boxes_B5 is None and side == whole:
         return pixels_BCSS
-    finer = max(1, whole // side)  # samples a pixel is the mean of, so that details do not alias when images shrink
+    finer = max(
+        1, whole // side
+    )  # samples a pixel is the mean of, so that details do not alias when images shrink
     if boxes_B5 is None and whole == finer * side:
         return F.avg_pool2d(pixels_BCSS, finer)
     if boxes_B5 is None:
@@ -230,6 +257,10 @@ def view(pixels_BCSS: Tensor, boxes_B5: Tensor | None, side: int) -> Tensor:
     # From coordinates in the new image, -1 to 1, to those in the old one.
     rows = [[across, zero, 2 * left + width - 1], [zero, height, 2 * top + height - 1]]
     map_B23 = torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
-    grid = F.affine_grid(map_B23, [len(pixels_BCSS), 3, finer * side, finer * side], align_corners=False)
-    fine = F.grid_sample(pixels_BCSS, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    grid = F.affine_grid(
+        map_B23, [len(pixels_BCSS), 3, finer * side, finer * side], align_corners=False
+    )
+    fine = F.grid_sample(
+        pixels_BCSS, grid, mode="bilinear", padding_mode="border", align_corners=False
+    )
     return F.avg_pool2d(fine, finer) if finer > 1 else fine

@@ -31,7 +31,11 @@ class Ragged(Sequence[np.ndarray]):
     def __getitem__(self, row: Any) -> Any:
         """The values of one row."""
         row = range(len(self))[row]  # counts from the end, or is refused
-        return self.values[row] if self.first_N is None else self.values[self.first_N[row] : self.first_N[row + 1]]
+        return (
+            self.values[row]
+            if self.first_N is None
+            else self.values[self.first_N[row] : self.first_N[row + 1]]
+        )
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """How many values each of some rows has."""
@@ -45,7 +49,9 @@ class Ragged(Sequence[np.ndarray]):
             return self.values[rows]
         lengths = self.lengths(rows)
         before = np.cumsum(lengths) - lengths
-        return self.values[np.arange(lengths.sum()) + np.repeat(self.first_N[rows] - before, lengths)]
+        return self.values[
+            np.arange(lengths.sum()) + np.repeat(self.first_N[rows] - before, lengths)
+        ]
 
     def padded(self, rows: np.ndarray, length: int) -> np.ndarray:
         """Some rows, padded with zeros to a length where they have several values."""

@@ -65,7 +65,11 @@ class Normaliser:
 
     def __init__(self, description: dict[str, Any]) -> None:
         steps = description["normalizer"]["normalizers"]
-        maps = [base64.b64decode(step["precompiled_charsmap"]) for step in steps if step["type"] == "Precompiled"]
+        maps = [
+            base64.b64decode(step["precompiled_charsmap"])
+            for step in steps
+            if step["type"] == "Precompiled"
+        ]
         self._trie: tuple[int, ...] = ()
         self._texts = b""
         if maps:
@@ -76,7 +80,9 @@ class Normaliser:
         self._prefix = description["pre_tokenizer"]["prepend_scheme"] == "always"
 
     def __call__(self, text: str) -> str:
-        text = text if not self._trie or PLAIN.fullmatch(text) else self._mapped(text.encode("utf-8"))
+        text = (
+            text if not self._trie or PLAIN.fullmatch(text) else self._mapped(text.encode("utf-8"))
+        )
         if self._spaces:
             text = " ".join(part for part in text.split(" ") if part)
         return (SPACE * self._prefix + text.replace(" ", SPACE)) if text else ""
@@ -90,7 +96,9 @@ class Normaliser:
                 stop = self._texts.find(b"\0", text)
                 found += self._texts[text : stop if stop >= 0 else None]
             else:
-                length = 1 + sum(data[at] >= first for first in (0xC0, 0xE0, 0xF0))  # the bytes of one character
+                length = 1 + sum(
+                    data[at] >= first for first in (0xC0, 0xE0, 0xF0)
+                )  # the bytes of one character
                 found += data[at : at + length]
             at += length
         return found.decode("utf-8", "replace")
@@ -140,7 +148,9 @@ def _description(data: bytes) -> dict[str, Any]:
         match field, value:
             case 1, bytes():
                 piece = dict(_fields(value))
-                pieces.append((piece[1].decode("utf-8"), _float(piece.get(2, 0)), piece.get(3, NORMAL)))
+                pieces.append(
+                    (piece[1].decode("utf-8"), _float(piece.get(2, 0)), piece.get(3, NORMAL))
+                )
             case 2, bytes():
                 trainer = value
             case 3, bytes():
@@ -155,7 +165,9 @@ def _description(data: bytes) -> dict[str, Any]:
     end = kinds["</s>"][0]
     steps: list[dict[str, Any]] = []
     if charsmap := normalised.get(2):
-        steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()})
+        steps.append(
+            {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
+        )
     if normalised.get(4, 1):  # remove_extra_whitespaces
         steps += [_replace("^ +| +$", ""), _replace(" {2,}", " ")]
     return {
@@ -180,7 +192,12 @@ def _description(data: bytes) -> dict[str, Any]:
             "type": "Sequence",
             "decoders": [
                 {"type": "ByteFallback"},
-                {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": False},
+                {
+                    "type": "Metaspace",
+                    "replacement": SPACE,
+                    "prepend_scheme": "always",
+                    "split": False,
+                },
             ],
         },
         "model": {

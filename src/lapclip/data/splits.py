@@ -90,4 +90,9 @@ def check_trainable(splits: Iterable[str]) -> None:
 
 def _draw(key: str, seed: int) -> float:
     """A number from 0 to 1 that depends on the key and the seed alone."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {key}".encode("utf-8", "surrogatepass")).digest()[:8]) / 2**64
+    return (
+        int.from_bytes(
+            hashlib.sha256(f"{seed} {key}".encode("utf-8", "surrogatepass")).digest()[:8]
+        )
+        / 2**64
+    )

@@ -237,7 +237,9 @@ def check_broken(config: DataConfig, table: Table, broken: Sequence[Skipped]) ->
 
 def by_reason(skipped: Sequence[Skipped]) -> str:
     """How many for each reason, the commonest first, with where some of them are."""
-    texts = [f"{len(names):,} because {why} ({some(names)})" for why, names in reasons(skipped).items()]
+    texts = [
+        f"{len(names):,} because {why} ({some(names)})" for why, names in reasons(skipped).items()
+    ]
     more = f"; {counted(len(texts) - NAMED, 'other reason')}" if len(texts) > NAMED else ""
     return "; ".join(texts[:NAMED]) + more
 
@@ -290,12 +292,16 @@ class RowCollector:
         if not caption:
             return self.skip(where, "the caption is empty")
         if len(caption) > LONGEST:
-            return self.skip(where, f"the caption has {len(caption):,} characters, more than {LONGEST:,}")
+            return self.skip(
+                where, f"the caption has {len(caption):,} characters, more than {LONGEST:,}"
+            )
         own = ""
         if split and self._with_splits:
             own = _split_named(split) or ""
             if not own and split.strip():
-                return self.skip(where, f"the split {split.strip()[:40]!r} is none of train, val, test")
+                return self.skip(
+                    where, f"the split {split.strip()[:40]!r} is none of train, val, test"
+                )
         entry = self._found.get(image.name)
         if entry is None:
             self._found[image.name] = (image, {caption: None}, own)
@@ -324,11 +330,15 @@ class RowCollector:
         the commonest reason."""
         if not self._found:
             raise self._nothing(kind)
-        rows = [Row(image, tuple(captions), split) for image, captions, split in self._found.values()]
+        rows = [
+            Row(image, tuple(captions), split) for image, captions, split in self._found.values()
+        ]
         names = [self._labels[row.image.name] for row in rows] if self._labels else []
         classes = {name: at for at, name in enumerate(dict.fromkeys(names))}
         labels = [classes[name] for name in names]
-        return Table(rows, kind, how, self.skipped, list(classes), labels, self.records, self.repeated)
+        return Table(
+            rows, kind, how, self.skipped, list(classes), labels, self.records, self.repeated
+        )
 
     def _nothing(self, kind: str) -> DataError:
         if not self.skipped:
@@ -338,5 +348,7 @@ class RowCollector:
         unfound = "image" in why or "folder" in why
         return DataError(
             f"None of the {self.records:,} rows of {kind} can be used. {first.where}: {why}.",
-            hint="--set data.pictures=FOLDER, where the images are" if unfound else "other data, or mend this",
+            hint="--set data.pictures=FOLDER, where the images are"
+            if unfound
+            else "other data, or mend this",
         )

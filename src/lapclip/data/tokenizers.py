@@ -110,10 +110,14 @@ class CharacterTokenizer(Tokenizer):
     @classmethod
     def learn(cls, captions: Iterable[str]) -> CharacterTokenizer:
         """The alphabet of some captions."""
-        return cls("".join(sorted({character for caption in captions for character in caption.lower()})))
+        return cls(
+            "".join(sorted({character for caption in captions for character in caption.lower()}))
+        )
 
     def encode(self, caption: str, context: int) -> list[int]:
-        body = [self._ids.get(character, self.unknown) for character in caption.lower()[: context - 2]]
+        body = [
+            self._ids.get(character, self.unknown) for character in caption.lower()[: context - 2]
+        ]
         return [self.start, *body, self.end]
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -149,7 +153,9 @@ class PretrainedTokenizer(Tokenizer):
 
         try:
             return Reader.from_str(json.dumps(description))
-        except BaseException as error:  # the package raises nothing more precise, and where it panics, no Exception
+        except (
+            BaseException
+        ) as error:  # the package raises nothing more precise, and where it panics, no Exception
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
                 raise DataError(f"The tokenizer is damaged: {first_line(error)}.") from None
             raise
@@ -205,7 +211,13 @@ class SiglipTokenizer(PretrainedTokenizer):
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The caption of the tokens up to the end."""
-        return super().decode(itertools.takewhile(lambda token: token not in (self.end, self.padding), tokens)).strip()
+        return (
+            super()
+            .decode(
+                itertools.takewhile(lambda token: token not in (self.end, self.padding), tokens)
+            )
+            .strip()
+        )
 
     def length(self, caption: str) -> int:
         return len(self._ids(caption))
@@ -214,7 +226,9 @@ class SiglipTokenizer(PretrainedTokenizer):
         return {**super().to_dict(), "kind": "siglip", "cleaning": self.cleaning}
 
     def _ids(self, caption: str) -> list[int]:
-        text = self._clean(caption.encode("utf-8", "replace").decode("utf-8"))  # halves of characters are none
+        text = self._clean(
+            caption.encode("utf-8", "replace").decode("utf-8")
+        )  # halves of characters are none
         if self._normalise is None:
             return self._reader.encode(text).ids
         return [*self._reader.encode(self._normalise(text)).ids, self.end]
@@ -260,11 +274,17 @@ class BytePairTokenizer(Tokenizer):
         self.merges, self.own = merges, own
         letters = list(byte_letters().values())
         ids: dict[str, int] = {}
-        for symbol in (*letters, *(letter + WORD_END for letter in letters), *(a + b for a, b in merges)):
+        for symbol in (
+            *letters,
+            *(letter + WORD_END for letter in letters),
+            *(a + b for a, b in merges),
+        ):
             ids.setdefault(symbol, len(ids))  # two merges may make the same token
         self.start, self.end = len(ids), len(ids) + 1
         self.tokens = list(ids)
-        self._bpe = BPE(vocab=ids, merges=list(merges), end_of_word_suffix=WORD_END, cache_capacity=0)
+        self._bpe = BPE(
+            vocab=ids, merges=list(merges), end_of_word_suffix=WORD_END, cache_capacity=0
+        )
         self._pattern = WORDS_AND_MARKS if own else WORDS
         self._marks = {START: (self.start,), END: (self.end,)} if own else {}
         self._known: dict[str, tuple[int, ...]] = dict(self._marks)
@@ -284,10 +304,18 @@ class BytePairTokenizer(Tokenizer):
                 break
             if symbol != self.start:
                 text.append(self.tokens[symbol].replace(WORD_END, " "))
-        return b"".join(letter_bytes()[letter] for letter in "".join(text)).decode("utf-8", "replace").strip()
+        return (
+            b"".join(letter_bytes()[letter] for letter in "".join(text))
+            .decode("utf-8", "replace")
+            .strip()
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": "clip"} if self.own else {"kind": "bpe", "merges": [" ".join(merge) for merge in self.merges]}
+        return (
+            {"kind": "clip"}
+            if self.own
+            else {"kind": "bpe", "merges": [" ".join(merge) for merge in self.merges]}
+        )
 
     def _word(self, word: str) -> tuple[int, ...]:
         found = tuple(token.id for token in self._bpe.tokenize(spelt(word)))
@@ -302,9 +330,15 @@ class BytePairTokenizer(Tokenizer):
 @cache
 def byte_letters() -> dict[int, str]:
     """A visible letter for each byte, as GPT-2 and CLIP order them: printable ones first, standing for themselves."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
+    return {byte: chr(byte) for byte in printable} | {
+        byte: chr(256 + at) for at, byte in enumerate(others)
+    }
 
 
 @cache
@@ -348,8 +382,13 @@ def choose_tokenizer(
         return clip_tokenizer(), "asked for: CLIP's own 49,408 tokens"
     if config.tokenizer == "bpe":
         learnt = learn_bpe(count_words(captions), config.vocabulary)
-        return learnt, f"asked for: a BPE of {learnt.vocabulary:,} tokens learnt from {len(captions):,} captions"
-    characters = CharacterTokenizer.learn(captions) if alphabet is None else CharacterTokenizer(alphabet)
+        return (
+            learnt,
+            f"asked for: a BPE of {learnt.vocabulary:,} tokens learnt from {len(captions):,} captions",
+        )
+    characters = (
+        CharacterTokenizer.learn(captions) if alphabet is None else CharacterTokenizer(alphabet)
+    )
     if config.tokenizer == "characters":
         return characters, f"asked for: {len(characters.alphabet)} characters"
     assert config.tokenizer == AUTO
@@ -358,7 +397,10 @@ def choose_tokenizer(
     different = len(set(captions))
     cut = sum(len(caption) > context - 2 for caption in captions) / max(1, len(captions))
     if different < FEW and cut <= CUT:
-        return characters, f"characters: {different:,} different captions are too few to learn words from"
+        return (
+            characters,
+            f"characters: {different:,} different captions are too few to learn words from",
+        )
     words = count_words(captions)
     frequent = sum(count >= OFTEN for count in words.values())
     size = min(config.vocabulary, -(-(LEAST + frequent) // STEP) * STEP)
@@ -418,19 +460,31 @@ def tokenizer_from_dict(saved: dict[str, Any]) -> Tokenizer:
     match saved:
         case {"kind": "characters", "alphabet": str(alphabet)}:
             return CharacterTokenizer(alphabet)
-        case {"kind": "bpe", "merges": list(merges)} if all(str(merge).count(" ") == 1 for merge in merges):
+        case {"kind": "bpe", "merges": list(merges)} if all(
+            str(merge).count(" ") == 1 for merge in merges
+        ):
             return BytePairTokenizer([(first, second) for first, second in map(str.split, merges)])
         case {"kind": "clip"}:
             return clip_tokenizer()
         case {"kind": "foreign", "description": dict(description), "padding": int(padding)}:
             return PretrainedTokenizer(description, padding)
-        case {"kind": "siglip", "description": dict(description), "padding": int(padding), "cleaning": str(cleaning)}:
+        case {
+            "kind": "siglip",
+            "description": dict(description),
+            "padding": int(padding),
+            "cleaning": str(cleaning),
+        }:
             if cleaning not in CLEANING:
-                raise DataError(f"Unknown cleaning of captions: {cleaning!r}.", hint="a newer release of lapclip")
+                raise DataError(
+                    f"Unknown cleaning of captions: {cleaning!r}.",
+                    hint="a newer release of lapclip",
+                )
             return SiglipTokenizer(description, padding, cleaning)
         case {"kind": "characters" | "bpe" | "foreign" | "siglip" as kind}:
             raise DataError(f"The saved tokenizer of kind {kind!r} is not whole.")
-    raise DataError(f"Unknown kind of tokenizer: {saved.get('kind')!r}.", hint="a newer release of lapclip")
+    raise DataError(
+        f"Unknown kind of tokenizer: {saved.get('kind')!r}.", hint="a newer release of lapclip"
+    )
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
@@ -451,4 +505,6 @@ def load_tokenizer(path: Path) -> Tokenizer | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise DataError(f"The tokenizer in {path} cannot be read: {error}.", hint="lapclip train") from None
+        raise DataError(
+            f"The tokenizer in {path} cannot be read: {error}.", hint="lapclip train"
+        ) from None

@@ -31,7 +31,9 @@ def note_on_chance(scores: dict[str, Any]) -> list[str]:
         if low > chance:
             return _note_on_largest_class(scores)
         how = "is below" if high < chance else "reaches down to"
-        found.append(f"{name} {scores[metric]:.1%} ({low:.1%} to {high:.1%}) {how} chance, {chance:.1%}")
+        found.append(
+            f"{name} {scores[metric]:.1%} ({low:.1%} to {high:.1%}) {how} chance, {chance:.1%}"
+        )
     return [f"This cannot be told from guessing: {'; '.join(found)}."]
 
 

@@ -32,7 +32,14 @@ from lapclip.evaluation.hubness import (
     count_words,
 )
 from lapclip.evaluation.short_questions import ShortQuestions, average_precisions
-from lapclip.paths import cache_folder, check_plain, check_size, digest_of_bytes, parse_json, write_atomic
+from lapclip.paths import (
+    cache_folder,
+    check_plain,
+    check_size,
+    digest_of_bytes,
+    parse_json,
+    write_atomic,
+)
 from lapclip.progress import Progress
 from lapclip.which_model import WhichModel
 
@@ -81,7 +88,9 @@ class Calibration:
 
     def worth(self) -> tuple[bool, int]:
         """Return the sort key: prefer the run's own val split, then more questions."""
-        return bool(self.facts.get("own_val")), int(self.facts["hubness"]["whole"].get("questions", 0))
+        return bool(self.facts.get("own_val")), int(
+            self.facts["hubness"]["whole"].get("questions", 0)
+        )
 
     def gained(self, kind: str) -> str | None:
         """Return a sentence with the gain on held-out pairs, or None if the correction is not used."""
@@ -115,8 +124,16 @@ def calibration_of(which: WhichModel, encoder: Encoder) -> Calibration | None:
         return None  # a fingerprint takes all weights to make
     own = encoder.fingerprint()
     names = {own, getattr(encoder, "made_from", own)}
-    paths += [path for name in sorted(names) if (path := cache_folder() / CACHE_NAME.format(name)).exists()]
-    found = [one for path in paths if (one := read_calibration(path, encoder.embedding)) and one.model in names]
+    paths += [
+        path
+        for name in sorted(names)
+        if (path := cache_folder() / CACHE_NAME.format(name)).exists()
+    ]
+    found = [
+        one
+        for path in paths
+        if (one := read_calibration(path, encoder.embedding)) and one.model in names
+    ]
     return min(found, key=lambda one: one.model != own, default=None)
 
 
@@ -157,7 +174,16 @@ def read_calibration(path: Path, width: int) -> Calibration | None:
             found.gained(kind)
         found.kind("")
         found.worth()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, SafetensorError, LapclipError):
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        SafetensorError,
+        LapclipError,
+    ):
         return None
     return found
 
@@ -165,8 +191,12 @@ def read_calibration(path: Path, width: int) -> Calibration | None:
 def _is_sound(facts: Any) -> bool:
     """Return whether all numbers are finite: Python reads NaN and Infinity from JSON."""
     if isinstance(facts, dict | list):
-        return all(_is_sound(each) for each in (facts.values() if isinstance(facts, dict) else facts))
-    return not isinstance(facts, int | float) or math.isfinite(facts)  # of integers beyond all floats it raises
+        return all(
+            _is_sound(each) for each in (facts.values() if isinstance(facts, dict) else facts)
+        )
+    return not isinstance(facts, int | float) or math.isfinite(
+        facts
+    )  # of integers beyond all floats it raises
 
 
 def calibrate(
@@ -194,7 +224,9 @@ def calibrate(
     }
     if asked_QE is not None and questions:
         scores_QN, close_N = asked_QE @ image_NE.T, close_NK[:, KINDS.index("short")]
-        precision_SQ = np.stack([average_precisions(scores_QN - s * close_N, questions.right_QN) for s in SHARES])
+        precision_SQ = np.stack(
+            [average_precisions(scores_QN - s * close_N, questions.right_QN) for s in SHARES]
+        )
         hubness["short"] = choose_for_questions(precision_SQ, questions.words)
     for column, kind in enumerate(KINDS):
         if kind in hubness:

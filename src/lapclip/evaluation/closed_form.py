@@ -48,12 +48,18 @@ class LinearMaps(NamedTuple):
 
 def normed(features: np.ndarray) -> Tensor:
     """Each row with mean 0 and variance 1, as a head's layer norm gives it at first."""
-    rows = torch.from_numpy(np.array(features, dtype=np.float32))  # a copy: cached ones are read-only
+    rows = torch.from_numpy(
+        np.array(features, dtype=np.float32)
+    )  # a copy: cached ones are read-only
     return F.layer_norm(rows, rows.shape[1:])
 
 
 def fit_cca(
-    image_PF: Tensor, text_PG: Tensor, shrink: float | None = None, width: int = WIDTH, power: float = POWER
+    image_PF: Tensor,
+    text_PG: Tensor,
+    shrink: float | None = None,
+    width: int = WIDTH,
+    power: float = POWER,
 ) -> LinearMaps:
     """Canonical correlation analysis: the directions in which pairs agree most, whatever the scale of the features.
 
@@ -133,32 +139,53 @@ class Ranks(NamedTuple):
         """The share of captions that would find their image first among fewer candidates, drawn at random."""
         better_M, others = self.t2i_M - 1, self.candidates - 1
         better_M = np.minimum(better_M, others)  # a fold may be larger by one
-        left = others - (candidates - 1)  # those that are not drawn; the better ones must all be among them
+        left = others - (
+            candidates - 1
+        )  # those that are not drawn; the better ones must all be among them
         steps = np.arange(int(better_M.max(initial=0)))
-        survives = np.concatenate([[1.0], np.cumprod(np.maximum(left - steps, 0) / (others - steps))])
+        survives = np.concatenate(
+            [[1.0], np.cumprod(np.maximum(left - steps, 0) / (others - steps))]
+        )
         return float(survives[better_M].mean())
 
     @property
     def fall(self) -> float:
         """What a doubling of the candidates costs, as log odds, by what half of them would give."""
-        return _log_odds(self.expected_first(self.candidates // 2)) - _log_odds(self.expected_first(self.candidates))
+        return _log_odds(self.expected_first(self.candidates // 2)) - _log_odds(
+            self.expected_first(self.candidates)
+        )
 
     def beats(self, other: Ranks) -> bool:
         """Whether captions surely find more here, by drawing the same images again for both."""
         gained_M = (self.t2i_M <= 1).astype(float) - (other.t2i_M <= 1)
         counts_N = np.bincount(self.owner_M, minlength=len(self.i2t_N)).astype(float)
-        return bootstrap_interval(np.bincount(self.owner_M, gained_M, len(self.i2t_N)), counts_N)[0] > 0
+        return (
+            bootstrap_interval(np.bincount(self.owner_M, gained_M, len(self.i2t_N)), counts_N)[0]
+            > 0
+        )
 
     def recall(self) -> dict[str, float]:
         """Recall both ways, each with its interval as `_low` and `_high`. Images are what is drawn again."""
         ways = {"t2i": (self.t2i_M, self.owner_M), "i2t": (self.i2t_N, np.arange(len(self.i2t_N)))}
         names = [(f"{way}_r{rank}", way, rank) for way in ways for rank in RANKS]
-        hits = [np.bincount(ways[way][1], ways[way][0] <= rank, len(self.i2t_N)) for _, way, rank in names]
-        counts = [np.bincount(ways[way][1], minlength=len(self.i2t_N)).astype(float) for _, way, _ in names]
+        hits = [
+            np.bincount(ways[way][1], ways[way][0] <= rank, len(self.i2t_N))
+            for _, way, rank in names
+        ]
+        counts = [
+            np.bincount(ways[way][1], minlength=len(self.i2t_N)).astype(float)
+            for _, way, _ in names
+        ]
         found = {}
         intervals = mean_intervals(np.stack(hits), np.stack(counts))
-        for (name, _, _), own, count, (low, high) in zip(names, hits, counts, intervals, strict=True):
-            found |= {name: float(own.sum() / count.sum()), f"{name}_low": low, f"{name}_high": high}
+        for (name, _, _), own, count, (low, high) in zip(
+            names, hits, counts, intervals, strict=True
+        ):
+            found |= {
+                name: float(own.sum() / count.sum()),
+                f"{name}_low": low,
+                f"{name}_high": high,
+            }
         return found
 
 
@@ -172,7 +199,9 @@ def mean_captions(text_MG: Tensor, owner_M: np.ndarray, images: int) -> Tensor:
 Fit = Callable[[Tensor, Tensor], LinearMaps]
 
 
-def cross_validate(fit: Fit, image_NF: Tensor, text_MG: Tensor, owner_M: np.ndarray, folds: int = FOLDS) -> Ranks:
+def cross_validate(
+    fit: Fit, image_NF: Tensor, text_MG: Tensor, owner_M: np.ndarray, folds: int = FOLDS
+) -> Ranks:
     """Fit to the images of all folds but one, and rank that one's; each fold in turn."""
     fold_N = generator(0, "folds").permutation(len(image_NF)) % folds
     text_NG = mean_captions(text_MG, owner_M, len(image_NF))
@@ -181,14 +210,18 @@ def cross_validate(fit: Fit, image_NF: Tensor, text_MG: Tensor, owner_M: np.ndar
         images, captions = np.flatnonzero(fold_N == fold), np.flatnonzero(fold_N[owner_M] == fold)
         maps = fit(image_NF[fold_N != fold], text_NG[fold_N != fold])
         own = np.searchsorted(images, owner_M[captions])
-        t2i_M[captions], i2t_N[images] = ranks(maps.images(image_NF[images]), maps.texts(text_MG[captions]), own)
+        t2i_M[captions], i2t_N[images] = ranks(
+            maps.images(image_NF[images]), maps.texts(text_MG[captions]), own
+        )
     return Ranks(t2i_M, i2t_N, owner_M, int(np.bincount(fold_N).min()))
 
 
 METHODS: dict[str, Fit] = {"cca": fit_cca, "ridge": fit_ridge}
 
 
-def probe_pairs(image_NF: Tensor, text_MG: Tensor, owner_M: np.ndarray) -> tuple[str, dict[str, Ranks]]:
+def probe_pairs(
+    image_NF: Tensor, text_MG: Tensor, owner_M: np.ndarray
+) -> tuple[str, dict[str, Ranks]]:
     """How well closed forms bring two networks together: the name of the better one, and the ranks of each."""
     found = {name: cross_validate(fit, image_NF, text_MG, owner_M) for name, fit in METHODS.items()}
     return max(found, key=lambda name: (found[name].t2i_M <= 1).mean()), found
@@ -202,8 +235,14 @@ these; and the most that a prediction was wrong by. Measured on Flickr8k alone (
 def predict_trained(recall: dict[str, float], fall: float, asked: Asked) -> dict[str, float]:
     """Text-to-image R@1 that trained heads are expected to have, from that of the closed form. `fall` is what each
     doubling of the candidates costs: the mean over several pairs of networks, because one pair's is mostly noise."""
-    shift = GAIN + DOUBLING * np.log2(asked.images / asked.fitted) - fall * np.log2(asked.candidates / asked.among)
-    middle, low, high = (_share(_log_odds(recall[f"t2i_r1{end}"]) + shift) for end in ("", "_low", "_high"))
+    shift = (
+        GAIN
+        + DOUBLING * np.log2(asked.images / asked.fitted)
+        - fall * np.log2(asked.candidates / asked.among)
+    )
+    middle, low, high = (
+        _share(_log_odds(recall[f"t2i_r1{end}"]) + shift) for end in ("", "_low", "_high")
+    )
     return {"t2i_r1": middle, "t2i_r1_low": max(0.0, low - ERROR), "t2i_r1_high": min(1.0, high + ERROR),
             "images": asked.images, "candidates": asked.candidates}  # fmt: skip
 
@@ -299,6 +338,8 @@ def belonging(image_NF: Tensor, first_NG: Tensor, last_NG: Tensor, run_N: np.nda
         here = np.arange(1, len(run_N)) if by == 1 else np.arange(len(run_N) - 1)
         here = torch.from_numpy(here[run_N[here] == run_N[here - by]])
         if len(here) > 2:
-            stays, moves = (relation(image_NF[rows], captions_NG[here]).z for rows in (here, here - by))
+            stays, moves = (
+                relation(image_NF[rows], captions_NG[here]).z for rows in (here, here - by)
+            )
             best = max(best, (moves if moves > MUCH + ALIKE * max(stays, 0.0) else 0.0, by))
     return Belonging(own, best[1] if best[0] else 0, best[0])

@@ -21,7 +21,11 @@ EXAMPLES, TOP = 6, 5
 
 
 def evaluate_pairs(
-    image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray, pairs: Pairs, batch_size: int | None
+    image_NE: np.ndarray,
+    text_ME: np.ndarray,
+    image_M: np.ndarray,
+    pairs: Pairs,
+    batch_size: int | None,
 ) -> dict[str, Any]:
     """Retrieval both ways, hard negatives, geometry, and what the model answers to a few captions."""
     t2i_M, i2t_N = ranks(image_NE, text_ME, image_M)
@@ -51,7 +55,9 @@ def evaluate_classes(
     """Zero-shot classification, geometry, and the images that are most surely taken for another class."""
     answers = class_answers(image_NE, class_CE, label_N)
     mistaken = np.flatnonzero(answers.guess_N != label_N)
-    surest_first = mistaken[np.argsort(answers.own_N[mistaken] - answers.rival_N[mistaken], kind="stable")]
+    surest_first = mistaken[
+        np.argsort(answers.own_N[mistaken] - answers.rival_N[mistaken], kind="stable")
+    ]
     shown, seen = [], set()
     for at in surest_first:  # one image for each kind of mistake, so that they differ
         kind = (int(label_N[at]), int(answers.guess_N[at]))
@@ -84,7 +90,10 @@ def examples(
             "caption": texts[row],
             "right": int(image_M[row]),
             "rank": int(t2i_M[row]),
-            "top": [{"picture": int(at), "score": float(score)} for at, score in zip(*answer, strict=True)],
+            "top": [
+                {"picture": int(at), "score": float(score)}
+                for at, score in zip(*answer, strict=True)
+            ],
         }
         for row, answer in zip(rows, zip(found, scores, strict=True), strict=True)
     ]
@@ -98,7 +107,11 @@ def rank_histogram(rank_Q: np.ndarray, candidates: int) -> list[dict[str, Any]]:
     lasts[-1] = max(candidates, 1) if len(lasts) > 1 and lasts[-1] > candidates else lasts[-1]
     firsts = [1, *(last + 1 for last in lasts[:-1])]
     return [
-        {"first": first, "last": last, "share": float(((rank_Q >= first) & (rank_Q <= last)).mean())}
+        {
+            "first": first,
+            "last": last,
+            "share": float(((rank_Q >= first) & (rank_Q <= last)).mean()),
+        }
         for first, last in zip(firsts, lasts, strict=True)
         if first <= candidates
     ]

@@ -68,21 +68,32 @@ def score_pairs(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray) 
     asked_N = (captions_N > 0).astype(float)
     hits = [np.bincount(image_M, weights=t2i_M <= rank, minlength=len(image_NE)) for rank in RANKS]
     hits += [(i2t_N <= rank) * asked_N for rank in RANKS]
-    hits_KN, counts_KN = np.stack(hits), np.stack([captions_N] * len(RANKS) + [asked_N] * len(RANKS))
+    hits_KN, counts_KN = (
+        np.stack(hits),
+        np.stack([captions_N] * len(RANKS) + [asked_N] * len(RANKS)),
+    )
     drawn_r = np.concatenate([
         ((weights_rN @ hits_KN.T) / np.maximum(weights_rN @ counts_KN.T, 1e-12)).mean(axis=1)
         for weights_rN in resamples(len(image_NE))
     ])  # fmt: skip
-    value, chance = (float(np.mean([found[name] for name in RECALLS])) for found in (scores, scores["chances"]))
+    value, chance = (
+        float(np.mean([found[name] for name in RECALLS])) for found in (scores, scores["chances"])
+    )
     asked = int(asked_N.sum())
-    return Scored(value, chance, asked, drawn_r, scores, share_interval(drawn_r, value, asked)[0] > chance)
+    return Scored(
+        value, chance, asked, drawn_r, scores, share_interval(drawn_r, value, asked)[0] > chance
+    )
 
 
-def score_classes(image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarray, classes: Sequence[str]) -> Scored:
+def score_classes(
+    image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarray, classes: Sequence[str]
+) -> Scored:
     """Zero-shot classification."""
     answers = class_answers(image_NE, class_CE, label_N)
     found = zeroshot_of(answers, label_N, classes)
-    scores = {name: value for name, value in found.items() if name not in ("per_class", "confusion")}
+    scores = {
+        name: value for name, value in found.items() if name not in ("per_class", "confusion")
+    }
     right_N = (answers.rank_N == 1).astype(float)
     value, chance = scores["mean_per_class"], scores["chance"]["mean_per_class"]
     known = scores["intervals"]["mean_per_class"][0] > chance
@@ -135,7 +146,9 @@ def recommend(new: dict[str, Any], checks: Sequence[dict[str, Any]]) -> Recommen
         best = min(others, key=lambda point: lost[point["alpha"]])
         why = f"every alpha loses more than 10 % on some check; this one loses least, {lost[best['alpha']]:.0%}"
     if best["value"] < start["value"]:
-        return Recommendation(start["alpha"], "the start itself is better on the new data than what could be kept")
+        return Recommendation(
+            start["alpha"], "the start itself is better on the new data than what could be kept"
+        )
     return Recommendation(best["alpha"], why)
 
 
@@ -193,7 +206,9 @@ class Blend:
         firsts, lasts = start.model.state_dict(), end.model.state_dict()
         self.embedder = end
         self._ends = {
-            name: (firsts[name], last.clone()) for name, last in lasts.items() if not torch.equal(firsts[name], last)
+            name: (firsts[name], last.clone())
+            for name, last in lasts.items()
+            if not torch.equal(firsts[name], last)
         }
         self.blocks = {tower: self._block(tower) for tower in ("image", "text")}
         """The block of each tower up to which both are equal; 0 where nothing that costs time is."""
@@ -210,7 +225,9 @@ class Blend:
         for name, (first, last) in self._ends.items():
             if name.startswith(tower):
                 whole = last if alpha else first  # numbers that count something are not mixed
-                state[name].copy_(torch.lerp(first, last, alpha) if first.is_floating_point() else whole)
+                state[name].copy_(
+                    torch.lerp(first, last, alpha) if first.is_floating_point() else whole
+                )
 
     def repeated_parameters(self) -> int:
         """How many numbers are computed with once for each alpha."""
@@ -222,14 +239,18 @@ class Blend:
                 total += parameter.numel()
         return total
 
-    def encode_pixels(self, pixels_NSSC: Pixels, alphas: Sequence[float], progress: Progress) -> np.ndarray:
+    def encode_pixels(
+        self, pixels_NSSC: Pixels, alphas: Sequence[float], progress: Progress
+    ) -> np.ndarray:
         """Embeddings of images at each alpha, (A, N, E)."""
         embedder, block = self.embedder, self.blocks["image"]
         model = embedder.model
 
         def begun() -> Iterator[Tensor]:
             for at in range(0, len(pixels_NSSC), embedder.batch):
-                pixels = torch.from_numpy(np.array(pixels_NSSC[at : at + embedder.batch])).to(embedder.device.torch)
+                pixels = torch.from_numpy(np.array(pixels_NSSC[at : at + embedder.batch])).to(
+                    embedder.device.torch
+                )
                 pixels = normalise(pixels, model.shape)
                 yield model.image.begin(pixels, block) if block else pixels
 
@@ -238,19 +259,25 @@ class Blend:
 
         return self._encode("image", begun(), finished, len(pixels_NSSC), alphas, progress)
 
-    def encode_text(self, captions: Sequence[str], alphas: Sequence[float], progress: Progress) -> np.ndarray:
+    def encode_text(
+        self, captions: Sequence[str], alphas: Sequence[float], progress: Progress
+    ) -> np.ndarray:
         """Embeddings of captions at each alpha, (A, N, E)."""
         embedder, block = self.embedder, self.blocks["text"]
         model = embedder.model
 
         def begun() -> Iterator[tuple[Tensor, Tensor]]:
             for at in range(0, len(captions), embedder.batch):
-                tokens_BL = embedder.tokenizer.batch(captions[at : at + embedder.batch], model.shape.context)
+                tokens_BL = embedder.tokenizer.batch(
+                    captions[at : at + embedder.batch], model.shape.context
+                )
                 tokens = torch.from_numpy(tokens_BL).to(embedder.device.torch)
                 yield tokens, model.text.begin(tokens, block) if block else tokens
 
         def finished(held: tuple[Tensor, Tensor]) -> Tensor:
-            return model.finish_text(held[1], held[0], block) if block else model.encode_text(held[0])
+            return (
+                model.finish_text(held[1], held[0], block) if block else model.encode_text(held[0])
+            )
 
         return self._encode("text", begun(), finished, len(captions), alphas, progress)
 
@@ -266,7 +293,9 @@ class Blend:
     ) -> np.ndarray:
         """Go through all batches once, some at a time, and end them once for each alpha."""
         own = list(alphas) if self.differs(tower) else [1.0]  # one is enough where all are equal
-        found_ANE = np.zeros((len(own), count, self.embedder.model.shape.embedding), dtype=np.float32)
+        found_ANE = np.zeros(
+            (len(own), count, self.embedder.model.shape.embedding), dtype=np.float32
+        )
         first = 0
         while held := list(islice(begun, HELD)):
             size = 0
@@ -282,7 +311,11 @@ class Blend:
     def _block(self, tower: str) -> int:
         module = getattr(self.embedder.model, tower)
         block = first_block(self.embedder.model, tower, self._ends)
-        whole = isinstance(module, PretrainedTower) and block < module.depth and not module.divides(block)
+        whole = (
+            isinstance(module, PretrainedTower)
+            and block < module.depth
+            and not module.divides(block)
+        )
         return 0 if whole else block
 
 
@@ -292,12 +325,16 @@ def check_same_form(start: Embedder, end: Embedder) -> None:
     for name in sorted(firsts.keys() | lasts.keys()):
         shapes = [tuple(state[name].shape) if name in state else None for state in (firsts, lasts)]
         if shapes[0] != shapes[1]:
-            shown = [f"has shape {shape}" if shape is not None else "is missing" for shape in shapes]
+            shown = [
+                f"has shape {shape}" if shape is not None else "is missing" for shape in shapes
+            ]
             raise RunError(
                 f"Start and end of the run cannot be mixed: {name} {shown[0]} in the start, {shown[1]} in the end."
             )
     if start.tokenizer.to_dict() != end.tokenizer.to_dict():
-        raise RunError("Start and end of the run cannot be mixed: they read captions with different tokenizers.")
+        raise RunError(
+            "Start and end of the run cannot be mixed: they read captions with different tokenizers."
+        )
 
 
 def _block(part: str) -> float:

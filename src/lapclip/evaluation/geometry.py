@@ -57,14 +57,18 @@ def uniformity(rows_NE: np.ndarray) -> float:
     return float(np.log(max(total / (count * (count - 1)), np.finfo(float).tiny)))
 
 
-def similarities(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray) -> dict[str, float]:
+def similarities(
+    image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray
+) -> dict[str, float]:
     """How alike embeddings are: true pairs, any image and caption with their spread, any two images or captions.
 
     From sums over images and captions alone, so that large sets need no matrix of all similarities.
     """
     image_E, text_E = (rows.sum(axis=0, dtype=np.float64) for rows in (image_NE, text_ME))
     mean = float(image_E @ text_E) / (len(image_NE) * len(text_ME))
-    square = float((_products(image_NE) * _products(text_ME)).sum()) / (len(image_NE) * len(text_ME))
+    square = float((_products(image_NE) * _products(text_ME)).sum()) / (
+        len(image_NE) * len(text_ME)
+    )
     return {
         "own": float(_of_pairs(image_NE, text_ME, image_M).mean()),
         "mean": mean,
@@ -74,13 +78,20 @@ def similarities(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray)
     }
 
 
-def similarity_histograms(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray) -> dict[str, list[float]]:
+def similarity_histograms(
+    image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray
+) -> dict[str, list[float]]:
     """Shares of true pairs and of other pairs by their similarity. Each caption meets one other image, drawn."""
-    other_M = (image_M + generator(0, "other images").integers(1, max(2, len(image_NE)), len(image_M))) % len(image_NE)
+    other_M = (
+        image_M + generator(0, "other images").integers(1, max(2, len(image_NE)), len(image_M))
+    ) % len(image_NE)
     own, other = (_of_pairs(image_NE, text_ME, rows) for rows in (image_M, other_M))
     low, high = float(min(own.min(), other.min())), float(max(own.max(), other.max()))
     edges = np.linspace(low, max(high, low + 1e-3), BINS + 1)
-    shares = {name: np.histogram(values, edges)[0] / len(values) for name, values in (("own", own), ("other", other))}
+    shares = {
+        name: np.histogram(values, edges)[0] / len(values)
+        for name, values in (("own", own), ("other", other))
+    }
     return {"edges": edges.tolist(), **{name: values.tolist() for name, values in shares.items()}}
 
 

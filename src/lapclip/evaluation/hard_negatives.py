@@ -35,7 +35,10 @@ MOST_CONFUSED, MOST_COMPARED = 8, 10_000
 
 
 def negatives(
-    image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray, captions: Sequence[Sequence[str]]
+    image_NE: np.ndarray,
+    text_ME: np.ndarray,
+    image_M: np.ndarray,
+    captions: Sequence[Sequence[str]],
 ) -> dict[str, Any] | None:
     """Accuracy against each kind of wrong image; None where there are fewer than four images to choose from.
 
@@ -49,10 +52,18 @@ def negatives(
     question_N = np.full(len(image_NE), -1)
     question_N[asked_Q] = np.arange(len(asked_Q))
     rows = np.flatnonzero(question_N[image_M] >= 0)
-    found: dict[str, Any] = {"negatives": wrong["hard"].shape[1], "pictures": len(asked_Q), "captions": len(rows)}
+    found: dict[str, Any] = {
+        "negatives": wrong["hard"].shape[1],
+        "pictures": len(asked_Q),
+        "captions": len(rows),
+    }
     found["chance"] = 1 / (1 + found["negatives"])
     for kind in KINDS:
-        all_Q, part_Q, count_Q = np.zeros(len(asked_Q)), np.zeros(len(asked_Q)), np.zeros(len(asked_Q))
+        all_Q, part_Q, count_Q = (
+            np.zeros(len(asked_Q)),
+            np.zeros(len(asked_Q)),
+            np.zeros(len(asked_Q)),
+        )
         for at in blocks(len(rows)):
             row_b = rows[at]
             question_b = question_N[image_M[row_b]]
@@ -112,7 +123,10 @@ def choose_negatives(captions: Sequence[Sequence[str]]) -> dict[str, Any] | None
 
 
 def most_confused(
-    image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray, captions: Sequence[Sequence[str]]
+    image_NE: np.ndarray,
+    text_ME: np.ndarray,
+    image_M: np.ndarray,
+    captions: Sequence[Sequence[str]],
 ) -> list[dict[str, Any]]:
     """Captions that prefer a wrong image by most, each image once: the caption's image and the preferred one."""
     texts = [caption for options in captions for caption in options]
@@ -125,7 +139,12 @@ def most_confused(
         own, preferred = int(image_M[rows[at]]), int(found_m[at])
         if len(confused) == MOST_CONFUSED or not score_m[at] > own_m[at]:
             break
-        if own in seen or preferred in seen or own == preferred or texts[rows[at]] in captions[preferred]:
+        if (
+            own in seen
+            or preferred in seen
+            or own == preferred
+            or texts[rows[at]] in captions[preferred]
+        ):
             continue
         seen |= {own, preferred}
         confused.append({
@@ -144,7 +163,9 @@ def _likenesses(wording: Wording, asked_Q: np.ndarray, others: int) -> Iterator[
     for asked in blocks(len(asked_Q)):
         rows = wording.rows(asked_Q[asked])
         every = np.arange(others)
-        yield from np.concatenate([rows @ wording.rows(every[at]).T for at in blocks(others)], axis=1)
+        yield from np.concatenate(
+            [rows @ wording.rows(every[at]).T for at in blocks(others)], axis=1
+        )
 
 
 def _sharing(captions: Sequence[Sequence[str]]) -> Callable[[int], set[int]]:
@@ -173,11 +194,15 @@ class Wording:
     """
 
     def __init__(self, captions: Sequence[Sequence[str]]) -> None:
-        self._words = [Counter(word for caption in options for word in words(caption)) for options in captions]
+        self._words = [
+            Counter(word for caption in options for word in words(caption)) for options in captions
+        ]
         images = Counter(word for bag in self._words for word in bag)
         self._index = {word: at for at, (word, _) in enumerate(images.most_common(MOST_WORDS))}
         # Smoothed as in Salton and Buckley 1988: a word that all have still counts a little.
-        self._weights = {word: np.log((1 + len(captions)) / (1 + images[word])) + 1 for word in self._index}
+        self._weights = {
+            word: np.log((1 + len(captions)) / (1 + images[word])) + 1 for word in self._index
+        }
 
     def rows(self, images: Sequence[int] | np.ndarray) -> np.ndarray:
         """The words of some images as unit-length rows."""

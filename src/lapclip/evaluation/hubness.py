@@ -74,10 +74,16 @@ def count_words(text: str) -> int:
     return len(words_of(text))
 
 
-def bank_of(captions: Iterable[Sequence[str]], origin: str = "the captions it learnt from") -> QuestionBank:
+def bank_of(
+    captions: Iterable[Sequence[str]], origin: str = "the captions it learnt from"
+) -> QuestionBank:
     """The bank of a run, from the captions of its training images."""
-    drawn = _drawn(list(dict.fromkeys(caption for options in captions for caption in options)), CAPTIONS)
-    return QuestionBank(drawn, cut_phrases([[caption] for caption in drawn]).texts[:PHRASES], origin)
+    drawn = _drawn(
+        list(dict.fromkeys(caption for options in captions for caption in options)), CAPTIONS
+    )
+    return QuestionBank(
+        drawn, cut_phrases([[caption] for caption in drawn]).texts[:PHRASES], origin
+    )
 
 
 def own_bank() -> QuestionBank:
@@ -85,12 +91,20 @@ def own_bank() -> QuestionBank:
     lines = COMMON_WORDS.read_text(encoding="utf-8").splitlines()
     parts = [line.split(":") for line in lines if not line.startswith("#")]
     kinds = {kind: [word.strip() for word in words.split(",")] for kind, words in parts}
-    captions, phrases = _filled(CAPTION_TEMPLATES, kinds, CAPTIONS), _filled(PHRASE_TEMPLATES, kinds, PHRASES)
+    captions, phrases = (
+        _filled(CAPTION_TEMPLATES, kinds, CAPTIONS),
+        _filled(PHRASE_TEMPLATES, kinds, PHRASES),
+    )
     return QuestionBank(captions, phrases, OWN)
 
 
 def save_bank(bank: QuestionBank, path: Path) -> None:
-    content = {"format": 1, "captions": bank.captions, "phrases": bank.phrases, "origin": bank.origin}
+    content = {
+        "format": 1,
+        "captions": bank.captions,
+        "phrases": bank.phrases,
+        "origin": bank.origin,
+    }
     write_atomic(path, json.dumps(content, ensure_ascii=False))
 
 
@@ -98,7 +112,9 @@ def read_bank(path: Path) -> QuestionBank | None:
     """The bank that was saved there; None where there is none that can be read."""
     try:
         content = read_json(path)
-        captions, phrases = ([str(text) for text in content[name]] for name in ("captions", "phrases"))
+        captions, phrases = (
+            [str(text) for text in content[name]] for name in ("captions", "phrases")
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return QuestionBank(captions[:CAPTIONS], phrases[:PHRASES], str(content.get("origin", "")))
@@ -169,7 +185,9 @@ def closeness(image_NE: np.ndarray, bank: dict[str, np.ndarray]) -> np.ndarray:
     return found_NK
 
 
-def t2i_ranks(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray, close_N: np.ndarray) -> np.ndarray:
+def t2i_ranks(
+    image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray, close_N: np.ndarray
+) -> np.ndarray:
     """The rank of each caption's own image, S by M: with each of the shares taken from the scores. Ties count against
     the model."""
     ranks_SM = np.zeros((len(SHARES), len(text_ME)), np.int64)
@@ -203,7 +221,11 @@ def choose_for_questions(precision_SQ: np.ndarray, words: int) -> dict[str, Any]
     that of the first questions, which are single words."""
     found, row_Q = choose(precision_SQ, np.arange(precision_SQ.shape[1]))
     with_Q = np.take_along_axis(precision_SQ, row_Q[None], 0)[0]
-    return {**found, "map": float(precision_SQ[0, :words].mean()), "map_with": float(with_Q[:words].mean())}
+    return {
+        **found,
+        "map": float(precision_SQ[0, :words].mean()),
+        "map_with": float(with_Q[:words].mean()),
+    }
 
 
 def choose(value_SQ: np.ndarray, group_Q: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
@@ -222,7 +244,9 @@ def choose(value_SQ: np.ndarray, group_Q: np.ndarray) -> tuple[dict[str, Any], n
     gain_Q = np.take_along_axis(value_SQ, row_Q[None], 0)[0] - value_SQ[0]
     gains = np.bincount(group_Q, weights=gain_Q, minlength=len(groups))
     counts = np.bincount(group_Q, minlength=len(groups)).astype(float)
-    drawn = np.concatenate([(weights @ gains) / (weights @ counts) for weights in resamples(len(groups))])
+    drawn = np.concatenate(
+        [(weights @ gains) / (weights @ counts) for weights in resamples(len(groups))]
+    )
     low, high = percentiles(drawn)
     row = int(value_SQ.mean(axis=1).argmax())
     return {

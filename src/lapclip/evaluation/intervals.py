@@ -28,7 +28,11 @@ def resamples(count: int) -> Iterator[np.ndarray]:
     for first in range(0, repeats, at_once):
         size = min(at_once, repeats - first)
         cells = draw.integers(count, size=(size, count)) + np.arange(size)[:, None] * count
-        yield np.bincount(cells.ravel(), minlength=size * count).reshape(size, count).astype(np.float64)
+        yield (
+            np.bincount(cells.ravel(), minlength=size * count)
+            .reshape(size, count)
+            .astype(np.float64)
+        )
 
 
 def mean_intervals(hits_KN: np.ndarray, counts_KN: np.ndarray) -> list[list[float]]:
@@ -46,15 +50,21 @@ def mean_and_median_intervals(
 ) -> tuple[list[list[float]], list[list[float]]]:
     """Of each share sum(hits) / sum(counts), and of the medians of values, given with the image of each."""
     orders = [np.argsort(values_M, kind="stable") for values_M, _ in valued]
-    ordered = [(values[order], owner[order]) for (values, owner), order in zip(valued, orders, strict=True)]
+    ordered = [
+        (values[order], owner[order]) for (values, owner), order in zip(valued, orders, strict=True)
+    ]
     means, medians = [], [[] for _ in valued]
     for weights_rN in resamples(hits_KN.shape[1]):
         means.append((weights_rN @ hits_KN.T) / np.maximum(weights_rN @ counts_KN.T, 1e-12))
         for found, (values_M, owner_M) in zip(medians, ordered, strict=True):
             found += [_median(values_M, weights_N[owner_M]) for weights_N in weights_rN]
     shares = [
-        share_interval(column, float(hits_N.sum() / max(counts_N.sum(), 1e-12)), int((counts_N > 0).sum()))
-        for column, hits_N, counts_N in zip(np.concatenate(means).T, hits_KN, counts_KN, strict=True)
+        share_interval(
+            column, float(hits_N.sum() / max(counts_N.sum(), 1e-12)), int((counts_N > 0).sum())
+        )
+        for column, hits_N, counts_N in zip(
+            np.concatenate(means).T, hits_KN, counts_KN, strict=True
+        )
     ]
     return shares, [percentiles(found) for found in medians]
 
@@ -86,5 +96,7 @@ def wilson_interval(hits: float, count: int) -> list[float]:
         return [0.0, 1.0]
     z, share = 1.959964, hits / count
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5
+    half = (
+        z / (1 + z * z / count) * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5
+    )
     return [middle - half if hits else 0.0, middle + half if hits < count else 1.0]

@@ -16,7 +16,9 @@ BLOCK = 1024
 GRID = 2.0**26
 
 
-def ranks(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def ranks(
+    image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Ranks from 1: of each caption's own image among all images, and of each image's best caption among all.
 
     Other captions of the same image do not count as wrong. A tie counts against the model, and so does what is not a
@@ -43,10 +45,15 @@ def ranks(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray) -> tup
     return t2i_M, i2t_N - own_ties_N.astype(np.int64) + 1
 
 
-def best_images(image_NE: np.ndarray, text_ME: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+def best_images(
+    image_NE: np.ndarray, text_ME: np.ndarray, most: int
+) -> tuple[np.ndarray, np.ndarray]:
     """The images that score best for each caption, the best first, and their scores."""
     most = min(most, len(image_NE))
-    found, scores = np.zeros((len(text_ME), 0), dtype=np.int64), np.zeros((len(text_ME), 0), dtype=np.float32)
+    found, scores = (
+        np.zeros((len(text_ME), 0), dtype=np.int64),
+        np.zeros((len(text_ME), 0), dtype=np.float32),
+    )
     for images in blocks(len(image_NE)):
         found_blocks, score_blocks = [], []
         for captions in blocks(len(text_ME)):
@@ -68,8 +75,15 @@ def blocks(count: int) -> list[slice]:
 
 def grid_scale(rows_NE: np.ndarray) -> float:
     """The power of two that brings rows to lengths of at most 1.4; 1 for rows of unit length."""
-    longest = max(float((rows_NE[at].astype(np.float64) ** 2).sum(axis=1).max()) for at in blocks(len(rows_NE)))
-    return float(2.0 ** np.ceil(np.log2(longest**0.5 / 1.4))) if np.isfinite(longest) and longest > 0 else 1.0
+    longest = max(
+        float((rows_NE[at].astype(np.float64) ** 2).sum(axis=1).max())
+        for at in blocks(len(rows_NE))
+    )
+    return (
+        float(2.0 ** np.ceil(np.log2(longest**0.5 / 1.4)))
+        if np.isfinite(longest) and longest > 0
+        else 1.0
+    )
 
 
 def exact(rows_bE: np.ndarray, scale: float) -> np.ndarray:
@@ -90,7 +104,9 @@ def chance_metrics(candidates: int, own_N: np.ndarray, ranks: tuple[int, ...]) -
     among M it is more than K / M and less than 5 K / M, because the first of them is what counts.
     """
     kinds, counts = np.unique(own_N, return_counts=True)
-    missed = sum(count * survival(candidates, int(own)) for own, count in zip(kinds, counts, strict=True)) / len(own_N)
+    missed = sum(
+        count * survival(candidates, int(own)) for own, count in zip(kinds, counts, strict=True)
+    ) / len(own_N)
     missed = np.asarray(missed)
     first = missed[:-1] - missed[1:]
     found = {f"r{rank}": float(1 - missed[min(rank, candidates)]) for rank in ranks}

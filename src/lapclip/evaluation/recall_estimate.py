@@ -62,7 +62,9 @@ def rate(recall: float) -> str:
     return [word for word, lowest in RATINGS.items() if recall >= lowest][-1]
 
 
-def estimate_recall(ranks: np.ndarray, image_of_caption: np.ndarray, candidates: int) -> RecallEstimate | None:
+def estimate_recall(
+    ranks: np.ndarray, image_of_caption: np.ndarray, candidates: int
+) -> RecallEstimate | None:
     """Estimate R@1 among 1,000 candidates from each caption's rank among `candidates` images.
 
     Returns None with fewer than 5 candidates.
@@ -129,7 +131,9 @@ def rival_probability(margins: np.ndarray, curvature: float) -> np.ndarray:
     return 1 / (1 + np.exp(1.6 * margins + curvature * margins**3))
 
 
-def _log_likelihoods(ranks: np.ndarray, candidates: int, beaten: np.ndarray, margin_weights: np.ndarray) -> np.ndarray:
+def _log_likelihoods(
+    ranks: np.ndarray, candidates: int, beaten: np.ndarray, margin_weights: np.ndarray
+) -> np.ndarray:
     """Return the log-likelihood of all ranks for each row of margin weights, up to a constant."""
     values, counts = np.unique(ranks, return_counts=True)
     rivals = values[:, None] - 1  # images that beat the right one; binomial for a given margin

@@ -55,17 +55,28 @@ def retrieval_of(
         scores |= {name: float(answer.mean()) for name, answer in answers.items()}
         scores[f"{way}_median_rank"] = float(np.median(rank_Q))
         names += answers
-        hits += [np.bincount(owner_Q, weights=answer, minlength=len(i2t_N)) for answer in answers.values()]
+        hits += [
+            np.bincount(owner_Q, weights=answer, minlength=len(i2t_N))
+            for answer in answers.values()
+        ]
         counts += [np.bincount(owner_Q, minlength=len(i2t_N)).astype(float)] * len(answers)
-    means, medians = mean_and_median_intervals(np.stack(hits), np.stack(counts), list(ways.values()))
+    means, medians = mean_and_median_intervals(
+        np.stack(hits), np.stack(counts), list(ways.values())
+    )
     if among_1000:
         estimate = estimate_recall(t2i_M, image_M, len(i2t_N))
         scores["r1_among_1000"] = estimate.to_dict() if estimate else None
     return {
         **scores,
         "chance": 1 / len(i2t_N),
-        "chances": {f"{way}_{name}": value for way, metrics in chances.items() for name, value in metrics.items()},
-        "intervals": dict(zip([*names, *(f"{way}_median_rank" for way in ways)], [*means, *medians], strict=True)),
+        "chances": {
+            f"{way}_{name}": value
+            for way, metrics in chances.items()
+            for name, value in metrics.items()
+        },
+        "intervals": dict(
+            zip([*names, *(f"{way}_median_rank" for way in ways)], [*means, *medians], strict=True)
+        ),
     }
 
 
@@ -95,14 +106,20 @@ def in_batches(
 
 
 def batch_accuracy(
-    image_NE: np.ndarray, text_ME: np.ndarray, size: int, repeats: int = 100, image_M: np.ndarray | None = None
+    image_NE: np.ndarray,
+    text_ME: np.ndarray,
+    size: int,
+    repeats: int = 100,
+    image_M: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Accuracy within random batches of `size` pairs, both ways averaged: what published training logs call accuracy.
 
     A pair is an image and the first of its captions; without image_M each caption is that of the image in its row.
     Averaged over `repeats` random partitions of the pairs; pairs left over by a partition sit it out.
     """
-    asked_P, caption_P = np.unique(np.arange(len(text_ME)) if image_M is None else image_M, return_index=True)
+    asked_P, caption_P = np.unique(
+        np.arange(len(text_ME)) if image_M is None else image_M, return_index=True
+    )
     count = len(asked_P) // size * size
     at_once = max(1, BLOCK * BLOCK // (size * max(size, image_NE.shape[1])))
     draw = generator(0, "partitions")
@@ -133,10 +150,15 @@ def linear_baseline(train: Pairs, held_out: Pairs, ridge: float = 1.0) -> float:
     """A floor for scores on drawn images: text-to-image R@1 of ridge regression from the words of a caption to
     an 8x8 thumbnail, ranked by distance."""
     captions = [options[0] for options in train.captions]
-    index = {word: column for column, word in enumerate(sorted({word for text in captions for word in _words(text)}))}
+    index = {
+        word: column
+        for column, word in enumerate(sorted({word for text in captions for word in _words(text)}))
+    }
     words = _bags(captions, index)
     thumbnails = _thumbnails(train.pixels[:])
-    weights = np.linalg.solve(words.T @ words + ridge * np.eye(words.shape[1]), words.T @ thumbnails)
+    weights = np.linalg.solve(
+        words.T @ words + ridge * np.eye(words.shape[1]), words.T @ thumbnails
+    )
     guesses = _bags([captions[0] for captions in held_out.captions], index) @ weights
     candidates = _thumbnails(held_out.pixels[:])
     nearest = [((candidates - guess) ** 2).sum(axis=1).argmin() for guess in guesses]
@@ -160,5 +182,7 @@ def _bags(captions: list[str], index: dict[str, int]) -> np.ndarray:
 def _thumbnails(pixels: np.ndarray) -> np.ndarray:
     side = pixels.shape[1] // THUMBNAIL
     images = (image[: side * THUMBNAIL, : side * THUMBNAIL] for image in pixels)
-    blocks = (image.reshape(THUMBNAIL, side, THUMBNAIL, side, 3).mean(axis=(1, 3)) for image in images)
+    blocks = (
+        image.reshape(THUMBNAIL, side, THUMBNAIL, side, 3).mean(axis=(1, 3)) for image in images
+    )
     return np.stack([block.reshape(-1) / 255 for block in blocks])

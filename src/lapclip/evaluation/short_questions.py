@@ -34,7 +34,9 @@ LEAST_IMAGES = 5
 """Images that a word must be right for to be asked."""
 MIN_QUERIES = 30  # below that there is no figure: a few odd words would decide it
 ENGLISH_SHARE = 0.5  # captions are English where this share of them has an English function word
-COMMON_IN_OTHER_LANGUAGES = 0.1  # share of captions from which on an unknown word counts as a function word
+COMMON_IN_OTHER_LANGUAGES = (
+    0.1  # share of captions from which on an unknown word counts as a function word
+)
 FUNCTION_WORDS = Path(__file__).with_name("function_words.txt")
 FIRST = 5
 """Answers that a person sees at once."""
@@ -59,7 +61,11 @@ class ShortQuestions:
     def select(self, at: slice) -> ShortQuestions:
         """Some of the questions, as if all were words."""
         return ShortQuestions(
-            self.texts[at], len(self.texts[at]), self.right_QN[at], self.read_QN[at], self.others_QN[at]
+            self.texts[at],
+            len(self.texts[at]),
+            self.right_QN[at],
+            self.read_QN[at],
+            self.others_QN[at],
         )
 
 
@@ -76,7 +82,10 @@ def short_questions(captions: Sequence[Sequence[str]]) -> ShortQuestions | None:
     fits_K &= ~has_function_word([caption for options in captions for caption in options], phrases)
     # By images, not by captions: what one image has in all its captions is not more common for that.
     order_K = np.argsort(-images_K, kind="stable")
-    kinds = [order_K[fits_K[order_K] & kind_K[order_K]][:MOST] for kind_K in (phrases.is_word_K, ~phrases.is_word_K)]
+    kinds = [
+        order_K[fits_K[order_K] & kind_K[order_K]][:MOST]
+        for kind_K in (phrases.is_word_K, ~phrases.is_word_K)
+    ]
     if len(kinds[0]) < MIN_QUERIES:
         return None
     asked_Q = np.concatenate(kinds)
@@ -100,7 +109,9 @@ def short_questions(captions: Sequence[Sequence[str]]) -> ShortQuestions | None:
     )
 
 
-def evaluate_short_questions(image_NE: np.ndarray, text_QE: np.ndarray, questions: ShortQuestions) -> dict[str, Any]:
+def evaluate_short_questions(
+    image_NE: np.ndarray, text_QE: np.ndarray, questions: ShortQuestions
+) -> dict[str, Any]:
     """How well words find their images, and under `phrases` the same of phrases, None where there are too few.
 
     `map_others` is the model scored on the same captions as `words_alone`, to be compared with it.
@@ -130,20 +141,26 @@ def has_function_word(captions: Sequence[str], phrases: Phrases) -> np.ndarray:
     """
     english = function_words()
     vocabularies = [set(words_of(caption)) for caption in captions]
-    is_english = sum(not english.isdisjoint(words) for words in vocabularies) >= ENGLISH_SHARE * len(captions)
+    is_english = sum(
+        not english.isdisjoint(words) for words in vocabularies
+    ) >= ENGLISH_SHARE * len(captions)
     most = len(captions)
     if not is_english:
         most = COMMON_IN_OTHER_LANGUAGES * len(captions)
     counts = Counter(itertools.chain.from_iterable(vocabularies))
     left_out = english | {word for word, count in counts.items() if count > most}
-    return np.array([not left_out.isdisjoint(phrase.split()) for phrase in phrases.words], dtype=bool)
+    return np.array(
+        [not left_out.isdisjoint(phrase.split()) for phrase in phrases.words], dtype=bool
+    )
 
 
 @cache
 def function_words() -> frozenset[str]:
     """Return the English function words."""
     lines = FUNCTION_WORDS.read_text(encoding="utf-8").splitlines()
-    return frozenset(word.strip() for line in lines if not line.startswith("#") for word in line.split(","))
+    return frozenset(
+        word.strip() for line in lines if not line.startswith("#") for word in line.split(",")
+    )
 
 
 def average_precisions(scores_QN: np.ndarray, right_QN: np.ndarray) -> np.ndarray:
@@ -184,7 +201,11 @@ def _score(image_NE: np.ndarray, text_QE: np.ndarray, questions: ShortQuestions)
     low, high = bootstrap_interval(precision_Q, np.ones(len(precision_Q)))
     best = sorted(range(len(precision_Q)), key=lambda at: (-precision_Q[at], at))
     named = [
-        {"text": questions.texts[at], "images": int(right_Q[at]), "average_precision": float(precision_Q[at])}
+        {
+            "text": questions.texts[at],
+            "images": int(right_Q[at]),
+            "average_precision": float(precision_Q[at]),
+        }
         for at in best
     ]
     return {
@@ -192,7 +213,9 @@ def _score(image_NE: np.ndarray, text_QE: np.ndarray, questions: ShortQuestions)
         "map": float(precision_Q.mean()),
         "map_low": low,
         "map_high": high,
-        "chance": float(expected_average_precisions([(np.full(len(right_Q), count), right_Q)]).mean()),
+        "chance": float(
+            expected_average_precisions([(np.full(len(right_Q), count), right_Q)]).mean()
+        ),
         "first_five": float(first_Q.mean()),
         "first_five_chance": float((right_Q / count).mean()),
         **_words_alone(scores_QN, questions),
@@ -226,7 +249,9 @@ def _ordered(scores_QN: np.ndarray, right_QN: np.ndarray) -> tuple[np.ndarray, n
         scores_bN, right_bN = scores_QN[at : at + at_once], right_QN[at : at + at_once]
         wrong_first_bN = np.argsort(right_bN, axis=1, kind="stable")
         scores_bN = np.take_along_axis(scores_bN, wrong_first_bN, axis=1)
-        order_bN = np.take_along_axis(wrong_first_bN, np.argsort(-scores_bN, axis=1, kind="stable"), axis=1)
+        order_bN = np.take_along_axis(
+            wrong_first_bN, np.argsort(-scores_bN, axis=1, kind="stable"), axis=1
+        )
         hits_bN = np.take_along_axis(right_bN, order_bN, axis=1)
         sums_b = (hits_bN * np.cumsum(hits_bN, axis=1) / places_N).sum(axis=1)
         precision.append(sums_b / np.maximum(hits_bN.sum(axis=1), 1))

@@ -56,24 +56,35 @@ def zeroshot_of(answers: Answers, label_N: np.ndarray, classes: Sequence[str]) -
     `confusion` has [class, taken for, images] where there are any, classes by their index: a matrix of many classes
     is nearly empty. Top-5 of five classes or fewer is 1 and says nothing.
     """
-    hits = {"top1": (answers.rank_N <= 1).astype(float), "top5": (answers.rank_N <= 5).astype(float)}
+    hits = {
+        "top1": (answers.rank_N <= 1).astype(float),
+        "top5": (answers.rank_N <= 5).astype(float),
+    }
     found = mean_intervals(np.stack(list(hits.values())), np.ones((2, len(label_N))))
     counts_C = np.bincount(label_N, minlength=len(classes))
     right_C = np.bincount(label_N, weights=hits["top1"], minlength=len(classes))
     there = counts_C > 0
     mean_per_class = float((right_C[there] / counts_C[there]).mean())
-    kinds, times = np.unique(np.stack([label_N, answers.guess_N], axis=1), axis=0, return_counts=True)
+    kinds, times = np.unique(
+        np.stack([label_N, answers.guess_N], axis=1), axis=0, return_counts=True
+    )
     return {
         "top1": float(hits["top1"].mean()),
         "top5": float(hits["top5"].mean()),
         "mean_per_class": mean_per_class,
         "classes": len(classes),
         "pictures": len(label_N),
-        "chance": {"top1": 1 / len(classes), "top5": min(1.0, 5 / len(classes)), "mean_per_class": 1 / len(classes)},
+        "chance": {
+            "top1": 1 / len(classes),
+            "top5": min(1.0, 5 / len(classes)),
+            "mean_per_class": 1 / len(classes),
+        },
         "largest_class": float(counts_C.max() / len(label_N)),
         "intervals": {
             **dict(zip(hits, found, strict=True)),
-            "mean_per_class": share_interval(draw_mean_per_class(hits["top1"], label_N), mean_per_class, len(label_N)),
+            "mean_per_class": share_interval(
+                draw_mean_per_class(hits["top1"], label_N), mean_per_class, len(label_N)
+            ),
         },
         "per_class": [
             {

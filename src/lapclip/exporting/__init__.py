@@ -109,7 +109,9 @@ class ExportFormat(ABC):
         whether anything changed."""
         return False
 
-    def finish(self, job: Job, written: Written, check: dict[str, Any], result: dict[str, Any]) -> None:  # noqa: B027
+    def finish(  # noqa: B027
+        self, job: Job, written: Written, check: dict[str, Any], result: dict[str, Any]
+    ) -> None:
         """Write what depends on the check and on the whole result, such as a README with both."""
 
     def next_step(self, folder: Path) -> str:

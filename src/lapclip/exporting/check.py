@@ -56,13 +56,17 @@ def recall_lost(before: Embedded, after: Embedded) -> tuple[float, float]:
     model that is no worse loses at most, 39 times of 40.
     """
     was, now = (ranks(found.images, found.texts, found.owner)[0] == 1 for found in (before, after))
-    return float((was.sum() - now.sum()) / len(was)), float(2 * (was != now).sum() ** 0.5 / len(was))
+    return float((was.sum() - now.sum()) / len(was)), float(
+        2 * (was != now).sum() ** 0.5 / len(was)
+    )
 
 
 def cosines(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
     """How close rows are to what they were: 1 is the same direction."""
     rows = (before.astype(np.float64) * after).sum(axis=1)
-    rows /= np.linalg.norm(before.astype(np.float64), axis=1) * np.linalg.norm(after.astype(np.float64), axis=1)
+    rows /= np.linalg.norm(before.astype(np.float64), axis=1) * np.linalg.norm(
+        after.astype(np.float64), axis=1
+    )
     return {"mean": float(rows.mean()), "worst": float(rows.min())}
 
 
@@ -70,7 +74,10 @@ def compare(before: Embedded, after: Embedded) -> dict[str, Any]:
     """Cosine of each tower and recall, and whether both are good enough."""
     recall_before, interval_before = before.recall()
     recall_after, interval_after = after.recall()
-    close = {"image": cosines(before.images, after.images), "text": cosines(before.texts, after.texts)}
+    close = {
+        "image": cosines(before.images, after.images),
+        "text": cosines(before.texts, after.texts),
+    }
     one_caption = 1 / max(1, len(before.texts))  # among a few, one answer is more than a point
     passed = recall_after >= recall_before - max(MOST_LOST, one_caption) - 1e-9 and all(
         found["mean"] >= LEAST_COSINE for found in close.values()
@@ -86,7 +93,12 @@ def compare(before: Embedded, after: Embedded) -> dict[str, Any]:
 
 
 def compare_and_time(
-    embedder: Encoder, exported: Encoder, before: Embedded, after: Embedded, pairs: Pairs, status: Status
+    embedder: Encoder,
+    exported: Encoder,
+    before: Embedded,
+    after: Embedded,
+    pairs: Pairs,
+    status: Status,
 ) -> dict[str, Any]:
     """The whole check: closeness and recall of what was written, and its speed beside the model's own."""
     busy = busy_cores()
@@ -116,7 +128,9 @@ def without_running(before: Embedded) -> dict[str, Any]:
     }
 
 
-def latencies(before: Encoder, after: Encoder, inputs: dict[str, np.ndarray], status: Status) -> list[dict[str, Any]]:
+def latencies(
+    before: Encoder, after: Encoder, inputs: dict[str, np.ndarray], status: Status
+) -> list[dict[str, Any]]:
     """Milliseconds of each tower at each batch size, of both encoders in turns: medians."""
     found = []
     for tower, given in inputs.items():
@@ -124,10 +138,14 @@ def latencies(before: Encoder, after: Encoder, inputs: dict[str, np.ndarray], st
             status(f"timing the {tower} tower, {batch} at a time")
             repeated = np.resize(given, (batch, *given.shape[1:]))
             runs = {
-                name: lambda encoder=encoder, rows=repeated, tower=tower: run_tower(encoder, tower, rows)
+                name: lambda encoder=encoder, rows=repeated, tower=tower: run_tower(
+                    encoder, tower, rows
+                )
                 for name, encoder in (("before", before), ("after", after))
             }
-            spent = in_turns(runs, lambda: None, ROUNDS, SECONDS, warm_up=3, least_rounds=LEAST_ROUNDS)
+            spent = in_turns(
+                runs, lambda: None, ROUNDS, SECONDS, warm_up=3, least_rounds=LEAST_ROUNDS
+            )
             found.append({
                 "tower": tower,
                 "batch": batch,
@@ -174,14 +192,23 @@ class FoundExport:
         """Whether its check found that it answers as well as the model itself."""
         check = mapping(self.about.get("check"))
         before, after = number(check.get("recall_before")), number(check.get("recall_after"))
-        return check.get("passed") is True and before is not None and after is not None and after >= before
+        return (
+            check.get("passed") is True
+            and before is not None
+            and after is not None
+            and after >= before
+        )
 
     @property
     def image_speed(self) -> float | None:
         """How many times as fast as torch it read images; None where that was not timed, or beside others."""
         check = mapping(self.about.get("check"))
         rows = mappings(check.get("latency"))
-        found = [row.get("ratio") for row in rows if (row.get("tower"), row.get("batch")) == ("image", 32)]
+        found = [
+            row.get("ratio")
+            for row in rows
+            if (row.get("tower"), row.get("batch")) == ("image", 32)
+        ]
         return number(found[0]) if found and not check.get("busy") else None
 
 

@@ -32,7 +32,14 @@ MARK = "Written by `lapclip export`."
 """The line of a README that says that a folder is ours to replace."""
 EXAMPLES = Path(__file__).with_name("examples")
 WRITTEN = {
-    *(README, DESCRIPTION, TOKENIZER, OWN_TOKENIZER, MERGES, *(path.name for path in EXAMPLES.iterdir())),
+    *(
+        README,
+        DESCRIPTION,
+        TOKENIZER,
+        OWN_TOKENIZER,
+        MERGES,
+        *(path.name for path in EXAMPLES.iterdir()),
+    ),
     *("tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
     *("open_clip_config.json", "open_clip_model.safetensors"),
     *("config.json", "preprocessor_config.json", "model.safetensors"),
@@ -57,10 +64,16 @@ def check_free(out: Path, *, force: bool) -> None:
     if not _is_export(out):
         raise refusal(out, "--out NEW_FOLDER")
     if not force:
-        raise WeightsError(f"{out} holds an earlier export.", hint="--force to replace it, or --out NEW_FOLDER")
+        raise WeightsError(
+            f"{out} holds an earlier export.", hint="--force to replace it, or --out NEW_FOLDER"
+        )
     if foreign := sorted(path.name for path in out.iterdir() if path.name not in WRITTEN):
-        names = ", ".join(map(printable, foreign[:MOST_NAMED])) + ", ..." * (len(foreign) > MOST_NAMED)
-        raise WeightsError(f"{out} holds more than an earlier export: {names}.", hint="--out NEW_FOLDER")
+        names = ", ".join(map(printable, foreign[:MOST_NAMED])) + ", ..." * (
+            len(foreign) > MOST_NAMED
+        )
+        raise WeightsError(
+            f"{out} holds more than an earlier export: {names}.", hint="--out NEW_FOLDER"
+        )
 
 
 def restore_moved(out: Path) -> None:
@@ -111,7 +124,8 @@ def _written_whole(out: Path, force: bool) -> Iterator[Path]:
             replace(partial, out)
     except OSError as error:
         raise WeightsError(
-            f"Cannot write {out}: {error.strerror or error}.", hint="--out FOLDER, where there is room"
+            f"Cannot write {out}: {error.strerror or error}.",
+            hint="--out FOLDER, where there is room",
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -160,7 +174,9 @@ def describe(embedder: Embedder, to: str, towers: dict[str, dict[str, Any]]) -> 
 
 def write_json(path: Path, contents: dict[str, Any], *, ascii: bool = True) -> None:
     """Plain data as people read it too; with `ascii`, letters beyond ASCII are escaped."""
-    path.write_text(json.dumps(contents, indent=2, ensure_ascii=ascii) + "\n", encoding="utf-8", newline="\n")
+    path.write_text(
+        json.dumps(contents, indent=2, ensure_ascii=ascii) + "\n", encoding="utf-8", newline="\n"
+    )
 
 
 def copy_example(name: str, folder: Path) -> None:
@@ -186,11 +202,21 @@ def table_lines(result: dict[str, Any]) -> list[str]:
     now = f"{after:>10.1%}" if after is not None else f"{'-':>10}"
     interval = ""
     if after is not None:
-        interval = "   95 % interval after {:.1%} to {:.1%}".format(*result["intervals"]["recall_after"])
-    lines.append(f"{what:<30}{result['recall_before']:>10.1%}{now}   before {low:.1%} to {high:.1%}{interval}")
+        interval = "   95 % interval after {:.1%} to {:.1%}".format(
+            *result["intervals"]["recall_after"]
+        )
+    lines.append(
+        f"{what:<30}{result['recall_before']:>10.1%}{now}   before {low:.1%} to {high:.1%}{interval}"
+    )
     before, small = result["weights_bytes_before"], result["weights_bytes"]
     ratio = before / small
-    change = f"{ratio:.2f}x smaller" if ratio >= 1.005 else f"{1 / ratio:.2f}x larger" if ratio <= 0.995 else "the same"
+    change = (
+        f"{ratio:.2f}x smaller"
+        if ratio >= 1.005
+        else f"{1 / ratio:.2f}x larger"
+        if ratio <= 0.995
+        else "the same"
+    )
     lines.append(f"{'size, MB':<30}{before / 1e6:>10.2f}{small / 1e6:>10.2f}   {change}")
     for row in result["latency"]:
         what = f"{row['tower']} tower, {row['batch']} at once"
@@ -205,5 +231,7 @@ def table_lines(result: dict[str, Any]) -> list[str]:
     if result.get("busy"):
         lines.append(f"times: {result['busy']}")
     for tower, close in (result["cosine"] or {}).items():
-        lines.append(f"{f'cosine, {tower} tower':<30}{'mean':>10}{close['mean']:>10.5f}   worst {close['worst']:.5f}")
+        lines.append(
+            f"{f'cosine, {tower} tower':<30}{'mean':>10}{close['mean']:>10.5f}   worst {close['worst']:.5f}"
+        )
     return lines

@@ -23,7 +23,14 @@ from typing import Any
 import numpy as np
 
 from lapclip.embedder import Embedder, OnnxSession
-from lapclip.exporting.check import LEAST_COSINE, MOST_LOST, Embedded, cosines, recall_lost, run_tower
+from lapclip.exporting.check import (
+    LEAST_COSINE,
+    MOST_LOST,
+    Embedded,
+    cosines,
+    recall_lost,
+    run_tower,
+)
 from lapclip.machine.facts import processor
 from lapclip.machine.timing import WORTH, in_turns
 
@@ -135,7 +142,9 @@ def _dynamic(graph: Path, way: Way, made: Path) -> None:
         made,
         op_types_to_quantize=["MatMul"],
         # The package makes a product named so of each Gemm before it looks at names.
-        nodes_to_exclude=[f"{node.name}_MatMul" if node.op_type == "Gemm" else node.name for node in stay],
+        nodes_to_exclude=[
+            f"{node.name}_MatMul" if node.op_type == "Gemm" else node.name for node in stay
+        ],
         per_channel=True,
         reduce_range=reduces_range(),
         weight_type=QuantType.QInt8,
@@ -145,7 +154,12 @@ def _dynamic(graph: Path, way: Way, made: Path) -> None:
 
 def _static(graph: Path, way: Way, made: Path, inputs: np.ndarray) -> None:
     import onnx
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        QuantFormat,
+        QuantType,
+        quantize_static,
+    )
 
     contents = onnx.load(graph).graph
     name = contents.input[0].name
@@ -155,7 +169,9 @@ def _static(graph: Path, way: Way, made: Path, inputs: np.ndarray) -> None:
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
-            self._left = iter([inputs[at : at + SCALED_AT_ONCE] for at in range(0, len(inputs), SCALED_AT_ONCE)])
+            self._left = iter(
+                [inputs[at : at + SCALED_AT_ONCE] for at in range(0, len(inputs), SCALED_AT_ONCE)]
+            )
 
         def get_next(self) -> dict[str, np.ndarray] | None:  # pyright: ignore[reportIncompatibleMethodOverride]
             part = next(self._left, None)
@@ -213,13 +229,19 @@ def try_ways(
     """Measure every form of a tower on rows of training inputs, whose embeddings by the model itself are known."""
     sessions = {way: OnnxSession(path) for way, path in files.items()}
     runs = {way: lambda session=session: session(rows[:1]) for way, session in sessions.items()}
-    spent = in_turns({**runs, "torch": lambda: run_tower(embedder, tower, rows[:1])}, lambda: None, 20, 5.0, 3, 5)
+    spent = in_turns(
+        {**runs, "torch": lambda: run_tower(embedder, tower, rows[:1])}, lambda: None, 20, 5.0, 3, 5
+    )
     own = truth.images if tower == "image" else truth.texts
     found = {}
     for way, session in sessions.items():
-        after = np.concatenate([session(rows[at : at + AT_ONCE]) for at in range(0, len(rows), AT_ONCE)])
+        after = np.concatenate(
+            [session(rows[at : at + AT_ONCE]) for at in range(0, len(rows), AT_ONCE)]
+        )
         changed = replace(truth, images=after) if tower == "image" else replace(truth, texts=after)
-        found[way] = Tried(way, cosines(own, after)["mean"], *recall_lost(truth, changed), 1000 * spent[way])
+        found[way] = Tried(
+            way, cosines(own, after)["mean"], *recall_lost(truth, changed), 1000 * spent[way]
+        )
     return found
 
 
@@ -229,17 +251,25 @@ def choose(tower: str, tried: dict[str, Tried]) -> tuple[str, str]:
     keeping = [one for one in fast.values() if one.keeps]
     if not keeping:
         best = max(fast.values(), key=lambda one: one.cosine)
-        return FLOAT, f"the {tower} tower stays in float32: at best ({best.way}) {_measured(best)}, too much lost"
+        return (
+            FLOAT,
+            f"the {tower} tower stays in float32: at best ({best.way}) {_measured(best)}, too much lost",
+        )
     quickest = min(keeping, key=lambda one: one.ms)
     # Within the noise of timing the closer one is the better one.
     near = [one for one in keeping if one.ms <= WORTH * quickest.ms]
     chosen = max(near, key=lambda one: one.cosine)
     others = [f"{one.way}: {_measured(one)}" for one in tried.values() if one is not chosen]
-    return chosen.way, f"{chosen.way} for the {tower} tower: {_measured(chosen)} ({'; '.join(others)})"
+    return (
+        chosen.way,
+        f"{chosen.way} for the {tower} tower: {_measured(chosen)} ({'; '.join(others)})",
+    )
 
 
 def _measured(one: Tried) -> str:
-    return f"cosine {one.cosine:.4f}, R@1 {0.0 - 100 * one.recall_lost:+.1f} points, {one.ms:.2f} ms"
+    return (
+        f"cosine {one.cosine:.4f}, R@1 {0.0 - 100 * one.recall_lost:+.1f} points, {one.ms:.2f} ms"
+    )
 
 
 # -- graphs in fewer bytes ---------------------------------------------------------------------------------------------
@@ -280,17 +310,29 @@ def _store_small(graph: Any, *, weights: bool) -> None:
     products = {node.input[1] for node in graph.node if node.op_type in PRODUCTS}
     made = []
     for tensor in list(graph.initializer):
-        if tensor.data_type != onnx.TensorProto.FLOAT or np.prod(tensor.dims) < FEWEST or len(tensor.dims) < 2:
+        if (
+            tensor.data_type != onnx.TensorProto.FLOAT
+            or np.prod(tensor.dims) < FEWEST
+            or len(tensor.dims) < 2
+        ):
             continue
         values, name = numpy_helper.to_array(tensor), tensor.name
         convolves = values.ndim == 4
-        rows = values.reshape(len(values), -1) if convolves else values.reshape(-1, values.shape[-1])
-        coarse = weights and not (convolves and values.size < DELICATE) if name in products else True
-        if coarse and len(rows) > 1 and rows.shape[1] >= 16:  # else a scale each would take what the bytes save
+        rows = (
+            values.reshape(len(values), -1) if convolves else values.reshape(-1, values.shape[-1])
+        )
+        coarse = (
+            weights and not (convolves and values.size < DELICATE) if name in products else True
+        )
+        if (
+            coarse and len(rows) > 1 and rows.shape[1] >= 16
+        ):  # else a scale each would take what the bytes save
             stored, steps = _in_bytes(rows, values.shape, name)
         elif name in products and np.abs(values).max() < np.finfo(np.float16).max:
             stored = [numpy_helper.from_array(values.astype(np.float16), f"{name}.half")]
-            steps = [onnx.helper.make_node("Cast", [f"{name}.half"], [name], to=onnx.TensorProto.FLOAT)]
+            steps = [
+                onnx.helper.make_node("Cast", [f"{name}.half"], [name], to=onnx.TensorProto.FLOAT)
+            ]
         else:
             continue
         graph.initializer.remove(tensor)
@@ -308,10 +350,15 @@ def _in_bytes(rows: np.ndarray, shape: tuple[int, ...], name: str) -> tuple[list
 
     scale = (np.abs(rows).max(axis=1, keepdims=True).clip(1e-12) / 127).astype(np.float32)
     small = np.round(rows / scale).astype(np.int8)
-    stored = [numpy_helper.from_array(small, f"{name}.bytes"), numpy_helper.from_array(scale, f"{name}.scale")]
+    stored = [
+        numpy_helper.from_array(small, f"{name}.bytes"),
+        numpy_helper.from_array(scale, f"{name}.scale"),
+    ]
     flat = name if rows.shape == shape else f"{name}.rows"
     steps = [
-        onnx.helper.make_node("Cast", [f"{name}.bytes"], [f"{name}.whole"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node(
+            "Cast", [f"{name}.bytes"], [f"{name}.whole"], to=onnx.TensorProto.FLOAT
+        ),
         onnx.helper.make_node("Mul", [f"{name}.whole", f"{name}.scale"], [flat]),
     ]
     if flat != name:

@@ -73,8 +73,13 @@ class CoreML(ExportFormat):
         if not can_predict():
             notes.append(NOT_CHECKED)
         captions = [options[0] for options in job.pairs.held_out.captions[:5]]
-        rows = [{"caption": text, "symbols": embedder.tokenizer.encode(text, embedder.context)} for text in captions]
-        (folder / EXAMPLES).write_text(json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8", newline="\n")
+        rows = [
+            {"caption": text, "symbols": embedder.tokenizer.encode(text, embedder.context)}
+            for text in captions
+        ]
+        (folder / EXAMPLES).write_text(
+            json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8", newline="\n"
+        )
         towers = interface(embedder)
         weights = [folder / tower["file"] for tower in towers.values()]
         return Written(weights, towers, notes, {"structure": structure})
@@ -82,9 +87,13 @@ class CoreML(ExportFormat):
     def open(self, job: Job) -> Encoder | None:
         return open_packages(job.folder, job.embedder) if can_predict() else None
 
-    def finish(self, job: Job, written: Written, check: dict[str, Any], result: dict[str, Any]) -> None:
+    def finish(
+        self, job: Job, written: Written, check: dict[str, Any], result: dict[str, Any]
+    ) -> None:
         about = describe(job.embedder, self.name, written.towers)
-        write_json(job.folder / DESCRIPTION, {**about, "check": check if can_predict() else NOT_CHECKED})
+        write_json(
+            job.folder / DESCRIPTION, {**about, "check": check if can_predict() else NOT_CHECKED}
+        )
         copy_example("example.swift", job.folder)
         write_readme(job.folder, job.title, USE, result)
 
@@ -123,7 +132,9 @@ def write_packages(embedder: Embedder, folder: Path, status: Status, *, small: b
     tokens = torch.from_numpy(embedder.tokenizer.batch(["a red cat on the left"], context))
     padded = torch.full((1, context), embedder.tokenizer.padding, dtype=torch.int32)
     padded[:, : tokens.shape[1]] = tokens
-    image = torch.randint(0, 256, (1, 3, side, side), generator=torch.Generator().manual_seed(0)).float()
+    image = torch.randint(
+        0, 256, (1, 3, side, side), generator=torch.Generator().manual_seed(0)
+    ).float()
     colours = ct.colorlayout.RGB
     towers = {
         "image": (
@@ -131,7 +142,11 @@ def write_packages(embedder: Embedder, folder: Path, status: Status, *, small: b
             image,
             ct.ImageType(INPUTS["image"], shape=tuple(image.shape), color_layout=colours),
         ),
-        "text": (TextProgram(model), padded, ct.TensorType(INPUTS["text"], shape=tuple(padded.shape), dtype=np.int32)),
+        "text": (
+            TextProgram(model),
+            padded,
+            ct.TensorType(INPUTS["text"], shape=tuple(padded.shape), dtype=np.int32),
+        ),
     }
     for tower, (program, sample, given) in towers.items():
         status(f"converting the {tower} tower")
@@ -150,7 +165,8 @@ def write_packages(embedder: Embedder, folder: Path, status: Status, *, small: b
                     made = _in_bytes(made)
         except Exception as error:  # whatever the converter does not know
             raise WeightsError(
-                f"The {tower} tower cannot be converted to Core ML: {first_line(error)}.", hint="--to onnx"
+                f"The {tower} tower cannot be converted to Core ML: {first_line(error)}.",
+                hint="--to onnx",
             ) from error
         made.save(str(folder / f"{tower}.mlpackage"))
 
@@ -179,9 +195,13 @@ def open_packages(folder: Path, embedder: Embedder) -> Encoder:
 
     class CoreMLEmbedder(Encoder):
         def __init__(self) -> None:
-            super().__init__(embedder.view, embedder.tokenizer, embedder.context, embedder.embedding)
+            super().__init__(
+                embedder.view, embedder.tokenizer, embedder.context, embedder.embedding
+            )
             models = coremltools().models
-            self._image, self._text = (models.MLModel(str(folder / f"{tower}.mlpackage")) for tower in INPUTS)
+            self._image, self._text = (
+                models.MLModel(str(folder / f"{tower}.mlpackage")) for tower in INPUTS
+            )
 
         def fingerprint(self) -> str:
             return embedder.fingerprint()
@@ -190,7 +210,9 @@ def open_packages(folder: Path, embedder: Embedder) -> Encoder:
             return embedder.image_fingerprint()
 
         def embed_pixels(self, pixels_BSSC: np.ndarray) -> np.ndarray:
-            return self._predict(self._image, [{INPUTS["image"]: Image.fromarray(row)} for row in pixels_BSSC])
+            return self._predict(
+                self._image, [{INPUTS["image"]: Image.fromarray(row)} for row in pixels_BSSC]
+            )
 
         def embed_tokens(self, tokens_BL: np.ndarray) -> np.ndarray:
             padded = np.full((len(tokens_BL), self.context), self.tokenizer.padding, dtype=np.int32)
@@ -200,7 +222,9 @@ def open_packages(folder: Path, embedder: Embedder) -> Encoder:
         @staticmethod
         def _predict(model: Any, inputs: list[dict[str, Any]]) -> np.ndarray:
             found = model.predict(inputs)
-            return np.concatenate([np.asarray(one[OUTPUT], dtype=np.float32).reshape(1, -1) for one in found])
+            return np.concatenate(
+                [np.asarray(one[OUTPUT], dtype=np.float32).reshape(1, -1) for one in found]
+            )
 
     return CoreMLEmbedder()
 
@@ -263,8 +287,15 @@ def _verify_interface(description: Any, tower: str, embedder: Embedder) -> None:
     else:
         right = list(given.type.multiArrayType.shape) == [1, embedder.context]
     shape = list(result.type.multiArrayType.shape)
-    if given.name != INPUTS[tower] or result.name != OUTPUT or not right or shape not in ([], [1, embedder.embedding]):
-        raise WeightsError(f"The {tower} package came out with another form than asked for. Nothing was kept.")
+    if (
+        given.name != INPUTS[tower]
+        or result.name != OUTPUT
+        or not right
+        or shape not in ([], [1, embedder.embedding])
+    ):
+        raise WeightsError(
+            f"The {tower} package came out with another form than asked for. Nothing was kept."
+        )
 
 
 def _weights(made: Any) -> list[np.ndarray]:
@@ -282,7 +313,9 @@ def _weights(made: Any) -> list[np.ndarray]:
 
 def _share_found(tower: nn.Module, weights: list[np.ndarray], close: float) -> dict[str, Any]:
     """Which large weights of the package are one of the tower's, or some rows of one, as it is or transposed."""
-    known = [weight.detach().float().numpy() for weight in tower.parameters() if weight.numel() >= ENOUGH]
+    known = [
+        weight.detach().float().numpy() for weight in tower.parameters() if weight.numel() >= ENOUGH
+    ]
     rows = [matrix for weight in known for matrix in _readings(weight)]
     numbers = 0
     for weight in weights:
@@ -307,7 +340,10 @@ def _holds(matrix: np.ndarray, rows: np.ndarray, close: float) -> bool:
         return False
     room = close * abs(matrix).max() + 1e-7
     for first in (abs(matrix - rows[0]) <= room).all(axis=1).nonzero()[0]:
-        if first + len(rows) <= len(matrix) and (abs(matrix[first : first + len(rows)] - rows) <= room).all():
+        if (
+            first + len(rows) <= len(matrix)
+            and (abs(matrix[first : first + len(rows)] - rows) <= room).all()
+        ):
             return True
     return False
 

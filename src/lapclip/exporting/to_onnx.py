@@ -59,7 +59,9 @@ class Onnx(ExportFormat):
 
         notes = write_tokenizers(job.folder, job.embedder.tokenizer)
         numbers = self._write_towers(job)
-        towers = {tower: {**about, **numbers[tower]} for tower, about in interface(job.embedder).items()}
+        towers = {
+            tower: {**about, **numbers[tower]} for tower, about in interface(job.embedder).items()
+        }
         written = Written([job.folder / tower["file"] for tower in towers.values()], towers, notes)
         self._describe(job, written)
         return written
@@ -68,17 +70,23 @@ class Onnx(ExportFormat):
         """Write both files, and say of each what its numbers are."""
         from lapclip.exporting.int8 import FLOAT
 
-        return {tower: {"numbers": FLOAT} for tower in write_float(job.embedder, job.folder, job.status)}
+        return {
+            tower: {"numbers": FLOAT} for tower in write_float(job.embedder, job.folder, job.status)
+        }
 
     def _describe(self, job: Job, written: Written, **check: Any) -> None:
-        write_json(job.folder / DESCRIPTION, {**describe(job.embedder, self.name, written.towers), **check})
+        write_json(
+            job.folder / DESCRIPTION, {**describe(job.embedder, self.name, written.towers), **check}
+        )
 
     def open(self, job: Job) -> Encoder:
         from lapclip.embedder import open_exported
 
         return open_exported(job.folder)
 
-    def finish(self, job: Job, written: Written, check: dict[str, Any], result: dict[str, Any]) -> None:
+    def finish(
+        self, job: Job, written: Written, check: dict[str, Any], result: dict[str, Any]
+    ) -> None:
         self._describe(job, written, check=check)
         copy_example("example.py", job.folder)
         write_readme(job.folder, job.title, USE, result)
@@ -125,7 +133,9 @@ class OnnxInt8(Onnx):
         return changed
 
 
-def write_float(embedder: Embedder, folder: Path, status: Status, *, small: bool = False) -> dict[str, Path]:
+def write_float(
+    embedder: Embedder, folder: Path, status: Status, *, small: bool = False
+) -> dict[str, Path]:
     """Both towers in float32; with `small`, their tables of embeddings in bytes."""
     from lapclip.exporting.int8 import prepare
     from lapclip.exporting.tower_programs import programs
@@ -141,7 +151,9 @@ def write_float(embedder: Embedder, folder: Path, status: Status, *, small: bool
     return found
 
 
-def write_int8(embedder: Embedder, folder: Path, training: Pairs, status: Status) -> dict[str, dict[str, Any]]:
+def write_int8(
+    embedder: Embedder, folder: Path, training: Pairs, status: Status
+) -> dict[str, dict[str, Any]]:
     """Both towers in int8. What was tried is measured on training pairs; its files stay in `folder`/tried."""
     import numpy as np
 
@@ -152,8 +164,15 @@ def write_int8(embedder: Embedder, folder: Path, training: Pairs, status: Status
     aside.mkdir()
     graphs = write_float(embedder, aside, status, small=True)
     captions = [options[0] for options in training.captions]
-    rows = {"image": np.array(training.pixels[:]), "text": embedder.tokenizer.batch(captions, embedder.context)}
-    truth = Embedded(embedder.encode_pixels(rows["image"]), embedder.encode_text(captions), np.arange(len(captions)))
+    rows = {
+        "image": np.array(training.pixels[:]),
+        "text": embedder.tokenizer.batch(captions, embedder.context),
+    }
+    truth = Embedded(
+        embedder.encode_pixels(rows["image"]),
+        embedder.encode_text(captions),
+        np.arange(len(captions)),
+    )
     found = {}
     for tower, graph in graphs.items():
         files, tried = {FLOAT: graph}, {}
@@ -205,13 +224,18 @@ def samples(embedder: Embedder) -> dict[str, Tensor]:
 
     shape = embedder.model.shape
     pixels = torch.randint(
-        0, 256, (2, shape.image_size, shape.image_size, 3), generator=torch.Generator().manual_seed(0)
+        0,
+        256,
+        (2, shape.image_size, shape.image_size, 3),
+        generator=torch.Generator().manual_seed(0),
     )
     tokens = embedder.tokenizer.batch(["a red cat on the left", "a dog"], shape.context)
     return {"image": pixels.to(torch.uint8), "text": torch.from_numpy(tokens)}
 
 
-def write_graph(program: nn.Module, tower: str, sample: Tensor, longest: int | None, path: Path) -> None:
+def write_graph(
+    program: nn.Module, tower: str, sample: Tensor, longest: int | None, path: Path
+) -> None:
     """Follow the tower on a sample and write what it computes. Captions may have up to so many tokens; None where
     rows have the length of the sample."""
     import onnx
@@ -220,7 +244,8 @@ def write_graph(program: nn.Module, tower: str, sample: Tensor, longest: int | N
     size = sum(part.numel() * part.element_size() for part in program.state_dict().values())
     if size > LARGEST:
         raise WeightsError(
-            f"The {tower} tower takes {size / 1e9:.1f} GB, and an ONNX file holds 2.", hint="--to huggingface"
+            f"The {tower} tower takes {size / 1e9:.1f} GB, and an ONNX file holds 2.",
+            hint="--to huggingface",
         )
     free: dict[int, Any] = {0: torch.export.Dim("batch")}
     if longest is not None:
@@ -239,7 +264,8 @@ def write_graph(program: nn.Module, tower: str, sample: Tensor, longest: int | N
             )
     except Exception as error:  # a foreign network may do what cannot be followed
         raise WeightsError(
-            f"The {tower} tower cannot be written as ONNX: {first_line(error)}.", hint="--debug shows where"
+            f"The {tower} tower cannot be written as ONNX: {first_line(error)}.",
+            hint="--debug shows where",
         ) from error
     assert made is not None
     graph = made.model_proto
@@ -254,7 +280,13 @@ def _strip(graph: Any) -> None:
     for node in graph.graph.node:
         del node.metadata_props[:]
         node.doc_string = ""
-    for part in (*graph.graph.initializer, *graph.graph.input, *graph.graph.output, graph.graph, graph):
+    for part in (
+        *graph.graph.initializer,
+        *graph.graph.input,
+        *graph.graph.output,
+        graph.graph,
+        graph,
+    ):
         del part.metadata_props[:]
     graph.producer_name, graph.producer_version = "lapclip", ""
 

@@ -46,7 +46,9 @@ class PublishedFormat(ExportFormat):
 
         embedder, folder = job.embedder, job.folder
         job.status(f"writing for {self.name}")
-        notes = self.write_files(embedder, folder) + [PROFILES] * (embedder.model.shape.colours == "srgb")
+        notes = self.write_files(embedder, folder) + [PROFILES] * (
+            embedder.model.shape.colours == "srgb"
+        )
         if not has_clips_tokenizer(embedder):
             save_tokenizer(embedder.tokenizer, folder / OWN_TOKENIZER)
         readme = self._readme(job.title, self.use_of(embedder), notes)
@@ -80,9 +82,13 @@ def check_read_back(embedder: Embedder, folder: Path) -> None:
     from lapclip.weights.read_model import read_model
 
     tensors, again = embedder.model.state_dict(), read_model(folder).tensors
-    if set(again) != set(tensors) or not all(torch.equal(again[name], tensors[name].cpu()) for name in tensors):
+    if set(again) != set(tensors) or not all(
+        torch.equal(again[name], tensors[name].cpu()) for name in tensors
+    ):
         name = embedder.model.shape.name
-        raise WeightsError(f"What was written for {name} reads back as something else. Nothing was kept.")
+        raise WeightsError(
+            f"What was written for {name} reads back as something else. Nothing was kept."
+        )
 
 
 def is_siglip(embedder: Embedder) -> bool:
@@ -146,12 +152,19 @@ tokens = tokenizer(["a dog"], padding="max_length", truncation=True, return_tens
 
         shape, bias = embedder.model.shape, learnt_bias(embedder)
         limits = write_tokenizer(embedder.tokenizer, folder, shape.context)
-        write_json(folder / huggingface.CONFIG, huggingface.config_of(shape, embedder.tokenizer.start, bias))
-        write_json(folder / huggingface.PREPROCESSOR, huggingface.preprocessor_of(shape, embedder.view.resized))
+        write_json(
+            folder / huggingface.CONFIG,
+            huggingface.config_of(shape, embedder.tokenizer.start, bias),
+        )
+        write_json(
+            folder / huggingface.PREPROCESSOR,
+            huggingface.preprocessor_of(shape, embedder.view.resized),
+        )
         tensors = huggingface.to_theirs(embedder.model.state_dict(), shape.architecture)
         write_weights(tensors, folder / huggingface.WEIGHTS[0])
         notes = [
-            f"The tokenizer's files cannot express {limit}: captions without it give the same ids." for limit in limits
+            f"The tokenizer's files cannot express {limit}: captions without it give the same ids."
+            for limit in limits
         ]
         if bias is not None and not is_siglip(embedder):
             notes.append(
@@ -206,8 +219,12 @@ tokenizer = open_clip.get_tokenizer("local-dir:FOLDER")"""
             write_tokenizer(embedder.tokenizer, folder, shape.context)
             notes.append("OpenCLIP reads this tokenizer through the package transformers.")
             if not isinstance(embedder.tokenizer, BytePairTokenizer):
-                notes.append("OpenCLIP mends captions and removes doubled spaces first; lapclip's characters do not.")
-        config = openclip.config_of(shape, tokenizer_here=own_tokenizer, logit_bias=learnt_bias(embedder))
+                notes.append(
+                    "OpenCLIP mends captions and removes doubled spaces first; lapclip's characters do not."
+                )
+        config = openclip.config_of(
+            shape, tokenizer_here=own_tokenizer, logit_bias=learnt_bias(embedder)
+        )
         write_json(folder / openclip.CONFIG, config)
         tensors = openai.to_theirs(embedder.model.state_dict())
         write_weights(tensors, folder / openclip.WEIGHTS[0])
@@ -223,7 +240,9 @@ def _write_siglip(embedder: Embedder, folder: Path) -> list[str]:
     assert isinstance(tokenizer, SiglipTokenizer)
     notes = ["OpenCLIP reads this tokenizer through the package transformers."]
     if tokenizer.cleaning not in openclip.CLEANING.values():
-        notes.append("OpenCLIP mends captions and unescapes HTML first, and takes an underscore for a space.")
+        notes.append(
+            "OpenCLIP mends captions and unescapes HTML first, and takes an underscore for a space."
+        )
     if openclip.timm_activation(openclip.timm_name(shape) or "") != shape.activation:
         notes.append(
             f"timm's image tower of this size has another GELU than {shape.activation}, the one that this model has: "
@@ -232,7 +251,9 @@ def _write_siglip(embedder: Embedder, folder: Path) -> list[str]:
     write_tokenizer(tokenizer, folder, shape.context)
     config = openclip.siglip_config_of(shape, tokenizer.cleaning, learnt_bias(embedder))
     write_json(folder / openclip.CONFIG, config)
-    write_weights(openclip.siglip_to_theirs(embedder.model.state_dict()), folder / openclip.WEIGHTS[0])
+    write_weights(
+        openclip.siglip_to_theirs(embedder.model.state_dict()), folder / openclip.WEIGHTS[0]
+    )
     return notes
 
 

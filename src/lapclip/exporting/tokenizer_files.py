@@ -35,7 +35,10 @@ def write_tokenizers(folder: Path, tokenizer: Tokenizer) -> list[str]:
     save_others(theirs, folder)
     if type(tokenizer) is not PretrainedTokenizer:
         save_tokenizer(tokenizer, folder / OWN_TOKENIZER)
-    return [f"tokenizer.json cannot express {limit}: captions without it give the same tokens." for limit in limits]
+    return [
+        f"tokenizer.json cannot express {limit}: captions without it give the same tokens."
+        for limit in limits
+    ]
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> list[str]:
@@ -46,7 +49,10 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> list[st
     special = {"bos_token": START, "eos_token": END, "pad_token": END, "unk_token": END}
     if isinstance(tokenizer, SiglipTokenizer):
         names = {"eos_token": tokenizer.end, "pad_token": tokenizer.padding}
-        special = {"unk_token": "<unk>", **{name: made.id_to_token(token) for name, token in names.items()}}
+        special = {
+            "unk_token": "<unk>",
+            **{name: made.id_to_token(token) for name, token in names.items()},
+        }
     if isinstance(tokenizer, CharacterTokenizer):
         special["unk_token"] = UNKNOWN
     described = {
@@ -60,7 +66,9 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> list[st
     if isinstance(tokenizer, BytePairTokenizer) and own:  # the files that older releases know
         write_json(folder / "vocab.json", made.get_vocab(with_added_tokens=True), ascii=False)
         merges = "\n".join(" ".join(merge) for merge in tokenizer.merges)
-        (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8", newline="\n")
+        (folder / "merges.txt").write_text(
+            f"#version: 0.2\n{merges}\n", encoding="utf-8", newline="\n"
+        )
     return limits
 
 
@@ -78,12 +86,16 @@ def others_tokenizer(tokenizer: Tokenizer) -> tuple[Theirs, list[str]]:
         case BytePairTokenizer():
             return _byte_pairs(tokenizer), ["ftfy's mending of captions and HTML entities"]
         case CharacterTokenizer():
-            return _characters(tokenizer), ["the Greek final sigma, which Python's lower case knows"]
+            return _characters(tokenizer), [
+                "the Greek final sigma, which Python's lower case knows"
+            ]
         case SiglipTokenizer():
             return _pieces(tokenizer)
         case PretrainedTokenizer():
             return Theirs.from_str(json.dumps(tokenizer.to_dict()["description"])), []
-    raise WeightsError(f"A tokenizer of the kind {type(tokenizer).__name__} cannot be written for others.")
+    raise WeightsError(
+        f"A tokenizer of the kind {type(tokenizer).__name__} cannot be written for others."
+    )
 
 
 def _byte_pairs(tokenizer: BytePairTokenizer):
@@ -94,7 +106,9 @@ def _byte_pairs(tokenizer: BytePairTokenizer):
     vocabulary = {token: at for at, token in enumerate(tokenizer.tokens)}
     vocabulary |= {START: tokenizer.start, END: tokenizer.end}
     merges = [(first, second) for first, second in tokenizer.merges]
-    made = Theirs(models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix=WORD_END, unk_token=END))
+    made = Theirs(
+        models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix=WORD_END, unk_token=END)
+    )
     made.normalizer = normalizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
         [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
     )
@@ -150,7 +164,9 @@ def _framed(made, tokenizer: Tokenizer):
     from tokenizers import AddedToken
     from tokenizers.processors import TemplateProcessing
 
-    made.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in (START, END)])
+    made.add_special_tokens(
+        [AddedToken(mark, special=True, normalized=False) for mark in (START, END)]
+    )
     made.post_processor = TemplateProcessing(
         single=f"{START} $A {END}", special_tokens=[(START, tokenizer.start), (END, tokenizer.end)]
     )

@@ -30,13 +30,18 @@ class ImageProgram(nn.Module):
         super().__init__()
         self.tower, self.channels_first = model.image, channels_first
         # Made here, not by `normalise`, which keeps them for later: what follows a program must not get in there.
-        for name, text in (("pixel_mean", model.shape.pixel_mean), ("pixel_deviation", model.shape.pixel_std)):
+        for name, text in (
+            ("pixel_mean", model.shape.pixel_mean),
+            ("pixel_deviation", model.shape.pixel_std),
+        ):
             numbers = 255 * torch.tensor([float(number) for number in text.split()])
             self.register_buffer(name, numbers.view(3, 1, 1))
 
     def forward(self, pixels: Tensor) -> Tensor:
         pixels_BCSS = pixels if self.channels_first else pixels.permute(0, 3, 1, 2)
-        return F.normalize(self.tower((pixels_BCSS.float() - self.pixel_mean) / self.pixel_deviation), dim=-1)
+        return F.normalize(
+            self.tower((pixels_BCSS.float() - self.pixel_mean) / self.pixel_deviation), dim=-1
+        )
 
 
 class TextProgram(nn.Module):

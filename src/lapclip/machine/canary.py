@@ -113,7 +113,10 @@ def checks(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Call
         ending = f"{precision}, gradients" if gradients else precision
         for name, form in ATTENTIONS.items():
             yield f"{name}, {ending}", partial(_attention, device, dtype, form, gradients)
-        yield f"one query without keys, {ending}", partial(_one_query_without_keys, device, dtype, gradients)
+        yield (
+            f"one query without keys, {ending}",
+            partial(_one_query_without_keys, device, dtype, gradients),
+        )
         yield f"layer norm, {ending}", partial(_layer_norm, device, dtype, gradients)
         yield f"gelu, {ending}", partial(_gelu, device, dtype, gradients)
     yield f"embedding, {precision}, gradients", partial(_embedding, device, dtype)
@@ -122,7 +125,10 @@ def checks(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Call
         yield f"interpolate, {precision}", partial(_interpolate, device)
         yield f"adamw, {precision}", partial(_adamw, device, fused=False)
         yield f"fused adamw, {precision}", partial(_adamw, device, fused=True)
-        yield f"fused adamw with an overflow, {precision}", partial(_adamw, device, fused=True, overflow=True)
+        yield (
+            f"fused adamw with an overflow, {precision}",
+            partial(_adamw, device, fused=True, overflow=True),
+        )
     else:
         yield f"scaled gradients, {precision}, gradients", partial(_scaled_gradients, device, dtype)
 
@@ -134,12 +140,23 @@ def _numbers(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tens
 
 
 def _with_gradients(
-    device: torch.device, inputs: list[Tensor], device_form: Callable, formula: Callable, *, gradients: bool
+    device: torch.device,
+    inputs: list[Tensor],
+    device_form: Callable,
+    formula: Callable,
+    *,
+    gradients: bool,
 ) -> Answer:
     """An operation on the device in the precision of its inputs, and its formula in float64 on the CPU."""
     answers = []
-    for form, there, precision in ((device_form, device, None), (formula, torch.device("cpu"), torch.float64)):
-        leaves = [part.to(there, precision or part.dtype).detach().requires_grad_(gradients) for part in inputs]
+    for form, there, precision in (
+        (device_form, device, None),
+        (formula, torch.device("cpu"), torch.float64),
+    ):
+        leaves = [
+            part.to(there, precision or part.dtype).detach().requires_grad_(gradients)
+            for part in inputs
+        ]
         with torch.set_grad_enabled(gradients):
             result = form(*leaves)
         if gradients:
@@ -168,7 +185,9 @@ ATTENTIONS = {
 }
 
 
-def _attention(device: torch.device, dtype: torch.dtype, form: AttentionForm, gradients: bool) -> Answer:
+def _attention(
+    device: torch.device, dtype: torch.dtype, form: AttentionForm, gradients: bool
+) -> Answer:
     """As the towers use it: fused queries, keys and values (B, L, 3 H D), split into heads."""
     qkv = _numbers("qkv", BATCH, LENGTH, 3 * HEADS * SIZE, dtype=dtype)
     # One row for each query, True for the keys it may see; a lone query of a sequence sees those up to its position.
@@ -200,17 +219,23 @@ def _one_query_without_keys(device: torch.device, dtype: torch.dtype, gradients:
     shapes = {"x": (BATCH, LENGTH, width), "query": (BATCH, width), "weight": (2 * width, width)}
     inputs = [_numbers(name, *shape, dtype=dtype) for name, shape in shapes.items()]
     inputs[2] = inputs[2] / SIZE  # so that a softmax of its scores is not all at one key
-    visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()[[LENGTH - 1, LENGTH // 2, 0]][:, None, :]
+    visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()[[LENGTH - 1, LENGTH // 2, 0]][
+        :, None, :
+    ]
 
     def on_device(x: Tensor, query: Tensor, weight: Tensor) -> Tensor:
         key, value = weight.unflatten(0, (2, HEADS, SIZE)).unbind(0)
-        asked = torch.bmm((query * SIZE**-0.5).unflatten(-1, (HEADS, SIZE)).transpose(0, 1), key).transpose(0, 1)
+        asked = torch.bmm(
+            (query * SIZE**-0.5).unflatten(-1, (HEADS, SIZE)).transpose(0, 1), key
+        ).transpose(0, 1)
         scores = torch.bmm(asked, x.mT).masked_fill(~visible.to(x.device), -math.inf)
         seen = torch.bmm(scores.softmax(-1), x).transpose(0, 1)
         return torch.bmm(seen, value.mT).transpose(0, 1).flatten(1)
 
     def formula(x: Tensor, query: Tensor, weight: Tensor) -> Tensor:
-        key, value = ((x @ part.T).unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for part in weight.chunk(2))
+        key, value = (
+            (x @ part.T).unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for part in weight.chunk(2)
+        )
         scores = query.unflatten(-1, (HEADS, SIZE))[:, :, None] @ key.mT / SIZE**0.5
         return (scores.masked_fill(~visible[:, None], -math.inf).softmax(-1) @ value).flatten(1)
 
@@ -227,7 +252,11 @@ def _layer_norm(device: torch.device, dtype: torch.dtype, gradients: bool) -> An
         return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight + bias
 
     return _with_gradients(
-        device, inputs, lambda x, weight, bias: F.layer_norm(x, (width,), weight, bias), formula, gradients=gradients
+        device,
+        inputs,
+        lambda x, weight, bias: F.layer_norm(x, (width,), weight, bias),
+        formula,
+        gradients=gradients,
     )
 
 
@@ -236,7 +265,11 @@ def _gelu(device: torch.device, dtype: torch.dtype, gradients: bool) -> Answer:
         return x * (1 + torch.erf(x / 2**0.5)) / 2
 
     return _with_gradients(
-        device, [_numbers("x", BATCH, LENGTH, SIZE, dtype=dtype)], F.gelu, formula, gradients=gradients
+        device,
+        [_numbers("x", BATCH, LENGTH, SIZE, dtype=dtype)],
+        F.gelu,
+        formula,
+        gradients=gradients,
     )
 
 
@@ -263,7 +296,9 @@ def _crops(device: torch.device) -> Answer:
 
     def cut(images: Tensor) -> Tensor:
         grid = F.affine_grid(maps.to(images), [2, 3, 48, 48], align_corners=False)
-        return F.avg_pool2d(F.grid_sample(images, grid, padding_mode="border", align_corners=False), 2)
+        return F.avg_pool2d(
+            F.grid_sample(images, grid, padding_mode="border", align_corners=False), 2
+        )
 
     return _with_gradients(device, [images], cut, cut, gradients=False)
 
@@ -274,7 +309,9 @@ def _interpolate(device: torch.device) -> Answer:
     def smaller(images: Tensor) -> Tensor:
         return F.interpolate(images, (12, 12), mode="bicubic", antialias=True)
 
-    return _with_gradients(device, [_numbers("pictures", 2, 3, 32, 32)], smaller, smaller, gradients=False)
+    return _with_gradients(
+        device, [_numbers("pictures", 2, 3, 32, 32)], smaller, smaller, gradients=False
+    )
 
 
 def _scaled_gradients(device: torch.device, dtype: torch.dtype) -> Answer:
@@ -285,18 +322,32 @@ def _scaled_gradients(device: torch.device, dtype: torch.dtype) -> Answer:
     def loss(x: Tensor, weight: Tensor) -> Tensor:
         return (x @ weight).to(torch.promote_types(x.dtype, torch.float32)).mean() * tiny * scale
 
-    (got, *gradients), (right, *right_gradients) = _with_gradients(device, [x, weight], loss, loss, gradients=True)
-    return [got, *(part.float() / scale for part in gradients)], [right, *(part / scale for part in right_gradients)]
+    (got, *gradients), (right, *right_gradients) = _with_gradients(
+        device, [x, weight], loss, loss, gradients=True
+    )
+    return [got, *(part.float() / scale for part in gradients)], [
+        right,
+        *(part / scale for part in right_gradients),
+    ]
 
 
 def _adamw(device: torch.device, *, fused: bool, overflow: bool = False) -> Answer:
     """Two updates. The fused form also divides the gradients, and leaves out an update that overflowed."""
     rate, beta1, beta2, epsilon, decay = 1e-2, 0.9, 0.98, 1e-6, 0.1
     divisor = 8.0 if fused else 1.0
-    weights, gradients = [_numbers("weights", 33, 7), _numbers("bias", 5)], [_numbers("a", 33, 7), _numbers("b", 5)]
+    weights, gradients = (
+        [_numbers("weights", 33, 7), _numbers("bias", 5)],
+        [_numbers("a", 33, 7), _numbers("b", 5)],
+    )
     parameters = [weight.to(device).requires_grad_() for weight in weights]
     optimizer = AdamW(
-        parameters, lr=rate, betas=(beta1, beta2), eps=epsilon, weight_decay=decay, fused=fused, foreach=False
+        parameters,
+        lr=rate,
+        betas=(beta1, beta2),
+        eps=epsilon,
+        weight_decay=decay,
+        fused=fused,
+        foreach=False,
     )
     if fused:  # where torch's own GradScaler puts them
         setattr(optimizer, "grad_scale", torch.tensor(divisor, device=device))  # noqa: B010
@@ -306,7 +357,9 @@ def _adamw(device: torch.device, *, fused: bool, overflow: bool = False) -> Answ
         for at, gradient in enumerate(gradients):
             parameters[at].grad = (gradient * divisor).to(device)
             # From equal gradients the corrected means are the gradient and its square in every step.
-            moved = right[at] * (1 - rate * decay) - rate * gradient.double() / (gradient.double().abs() + epsilon)
+            moved = right[at] * (1 - rate * decay) - rate * gradient.double() / (
+                gradient.double().abs() + epsilon
+            )
             right[at] = right[at] if overflow else moved
         optimizer.step()
     return [parameter.detach() for parameter in parameters], right

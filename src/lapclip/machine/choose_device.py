@@ -26,13 +26,17 @@ def device_of(kind: str) -> Device:
 def pair_of(image: Device, text: Device, loss: str = AUTO) -> DevicePair:
     """A device for each tower. The loss is computed on the one of this kind, else on the accelerator."""
     best = next((device for device in (image, text) if not device.is_cpu), image)
-    return DevicePair(image, text, next((device for device in (image, text) if device.kind == loss), best))
+    return DevicePair(
+        image, text, next((device for device in (image, text) if device.kind == loss), best)
+    )
 
 
 def settled_device(train: TrainConfig) -> Device:
     """The device that settings name which are no longer "auto", whether or not it is here; a pair of them where each
     tower has its own."""
-    asked = (train.device if name == AUTO else name for name in (train.image_device, train.text_device))
+    asked = (
+        train.device if name == AUTO else name for name in (train.image_device, train.text_device)
+    )
     image, text = map(device_of, asked)
     return image if image == text else pair_of(image, text, train.device)
 
@@ -51,7 +55,10 @@ def find_device(asked: str, setting: str = "train.device") -> Device:
         return Cpu()
     if device is None or asked not in (AUTO, ACCELERATOR, device.kind):
         here = device.kind if device else "none"
-        raise ConfigError(f"{setting} {asked} is not here (accelerator found: {here}).", hint=f"--set {setting}=auto")
+        raise ConfigError(
+            f"{setting} {asked} is not here (accelerator found: {here}).",
+            hint=f"--set {setting}=auto",
+        )
     return device
 
 
@@ -59,7 +66,11 @@ def find_devices(train: TrainConfig) -> list[Device]:
     """Those that the settings of a run name."""
     asked = {"train.device": train.device, "train.image_device": train.image_device}
     asked["train.text_device"] = train.text_device
-    return [find_device(kind, name) for name, kind in asked.items() if kind != AUTO or name == "train.device"]
+    return [
+        find_device(kind, name)
+        for name, kind in asked.items()
+        if kind != AUTO or name == "train.device"
+    ]
 
 
 def choose_device(asked: str, setting: str = "train.device") -> tuple[Device, str]:
@@ -73,7 +84,10 @@ def choose_device(asked: str, setting: str = "train.device") -> tuple[Device, st
         return device, f"asked for, although {unfit}" if unfit else "asked for"
     if unfit:
         return Cpu(), unfit
-    return device, "torch finds this accelerator; the run is too short to time others, lapclip tune does"
+    return (
+        device,
+        "torch finds this accelerator; the run is too short to time others, lapclip tune does",
+    )
 
 
 def available(asked: str = AUTO) -> list[Device]:
@@ -94,17 +108,27 @@ def choose_devices(train: TrainConfig) -> tuple[Device, dict[str, str]]:
     for name, kind in asked.items():
         if kind == AUTO:
             found[name], why = choose_device(train.device)
-            reasons[name] = f"as train.device: {why}" if asks_for_towers(train) else "as train.device"
+            reasons[name] = (
+                f"as train.device: {why}" if asks_for_towers(train) else "as train.device"
+            )
         else:
             found[name], reasons[name] = choose_device(kind, name)
     image, text = found.values()
     for device in {image, text}:
         examine_precision(device, train.dtype)
     if image == text:
-        why = "what both towers are on" if AUTO not in asked.values() else choose_device(train.device)[1]
+        why = (
+            "what both towers are on"
+            if AUTO not in asked.values()
+            else choose_device(train.device)[1]
+        )
         return image, {"train.device": why, **reasons}
     pair = pair_of(image, text, train.device)
-    why = "asked for" if train.device == pair.loss.kind else "the accelerator is faster at the square of all pairs"
+    why = (
+        "asked for"
+        if train.device == pair.loss.kind
+        else "the accelerator is faster at the square of all pairs"
+    )
     return pair, {"train.device": f"where the loss is computed: {why}", **reasons}
 
 
@@ -130,14 +154,20 @@ def choose_compile(asked: str, device: Device) -> tuple[str, str]:
     if isinstance(device, DevicePair):
         return _choose_compile_of_pair(asked, device)
     if "graph" in asked and not device.records_graphs:
-        raise ConfigError(f"train.compile {asked} cannot be had on {device.kind}.", hint="--set train.compile=auto")
+        raise ConfigError(
+            f"train.compile {asked} cannot be had on {device.kind}.",
+            hint="--set train.compile=auto",
+        )
     if "compiled" in asked and (fault := fault_in_compiling(device)):
         rest = "graph" if "graph" in asked else "none"
         return rest, f"{asked} was asked for, but nothing can be compiled here ({fault})"
     if asked != AUTO:
         return asked, "asked for"
     if device.records_graphs:
-        return "graph", "a recorded step spends no time on launches; lapclip tune --seconds 300 tries compiling"
+        return (
+            "graph",
+            "a recorded step spends no time on launches; lapclip tune --seconds 300 tries compiling",
+        )
     return "none", "recording cannot be had here; lapclip tune --seconds 300 tries compiling"
 
 
@@ -145,15 +175,24 @@ def _choose_compile_of_pair(asked: str, pair: DevicePair) -> tuple[str, str]:
     """With a tower on each device, the one of a device that records is recorded. Nothing is compiled: two threads would
     compile at once, and a compiler looks at one of the devices."""
     how = "graph" if pair.records_graphs else "none"
-    why = f"the tower on {pair.accelerator.kind} is recorded" if pair.records_graphs else f"{pair.kind} records nothing"
+    why = (
+        f"the tower on {pair.accelerator.kind} is recorded"
+        if pair.records_graphs
+        else f"{pair.kind} records nothing"
+    )
     if asked in ("none", how):
         return asked, "asked for"
     if asked == "graph":
-        raise ConfigError(f"train.compile graph cannot be had on {pair.kind}.", hint="--set train.compile=auto")
+        raise ConfigError(
+            f"train.compile graph cannot be had on {pair.kind}.", hint="--set train.compile=auto"
+        )
     if asked == AUTO:
         return how, why
     rest = how if "graph" in asked else "none"
-    return rest, f"{asked} was asked for, but towers on two devices are not compiled; {why if rest == how else 'none'}"
+    return (
+        rest,
+        f"{asked} was asked for, but towers on two devices are not compiled; {why if rest == how else 'none'}",
+    )
 
 
 def fault_in_compiling(device: Device) -> str | None:
@@ -193,7 +232,9 @@ def default_threads() -> int:
 
 def ready_for_attention(tensor: torch.Tensor) -> torch.Tensor:
     """Laid out anew where permuted inputs give wrong results."""
-    return tensor.contiguous() if (tensor.device.type, "permuted attention") in UNTRUSTED else tensor
+    return (
+        tensor.contiguous() if (tensor.device.type, "permuted attention") in UNTRUSTED else tensor
+    )
 
 
 def trusts_is_causal(device: torch.device) -> bool:

@@ -68,7 +68,9 @@ class SampledPeak(PeakMemory):
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._sampler.join()
-        self.bytes = max(self.bytes, system_memory.memory_bytes())  # what came after the last reading
+        self.bytes = max(
+            self.bytes, system_memory.memory_bytes()
+        )  # what came after the last reading
 
     def _sample(self) -> None:
         while True:

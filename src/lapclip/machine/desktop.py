@@ -54,10 +54,21 @@ def guard_command() -> list[str] | None:
     """A program that keeps the machine awake for as long as it and this process run."""
     if sys.platform == "darwin" and (caffeinate := program("caffeinate")):
         return [caffeinate, "-i", "-w", str(os.getpid())]
-    if sys.platform == "linux" and (inhibit := program("systemd-inhibit")) and (tail := program("tail")):
+    if (
+        sys.platform == "linux"
+        and (inhibit := program("systemd-inhibit"))
+        and (tail := program("tail"))
+    ):
         # `tail --pid` ends with this process, and the inhibition with it.
         wait = [tail, "--follow", "/dev/null", f"--pid={os.getpid()}"]
-        return [inhibit, "--what=sleep:idle", "--who=lapclip", "--why=training", "--mode=block", *wait]
+        return [
+            inhibit,
+            "--what=sleep:idle",
+            "--who=lapclip",
+            "--why=training",
+            "--mode=block",
+            *wait,
+        ]
     return None
 
 
@@ -80,7 +91,9 @@ def notify(title: str, text: str) -> bool:
     command, variables = found
     quiet = subprocess.DEVNULL
     with suppress(OSError):
-        subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, env={**os.environ, **variables})
+        subprocess.Popen(
+            command, stdin=quiet, stdout=quiet, stderr=quiet, env={**os.environ, **variables}
+        )
         return True
     return False
 
@@ -91,7 +104,10 @@ def notice_command(title: str, text: str) -> tuple[list[str], dict[str, str]] | 
         script = 'display notification (system attribute "LAPCLIP_TEXT") with title (system attribute "LAPCLIP_TITLE")'
         return [osascript, "-e", script], {"LAPCLIP_TITLE": title, "LAPCLIP_TEXT": text}
     if sys.platform == "win32" and (shell := program("powershell")):
-        return [shell, "-NoProfile", "-Command", _BALLOON], {"LAPCLIP_TITLE": title, "LAPCLIP_TEXT": text}
+        return [shell, "-NoProfile", "-Command", _BALLOON], {
+            "LAPCLIP_TITLE": title,
+            "LAPCLIP_TEXT": text,
+        }
     if sys.platform == "linux" and (notify_send := program("notify-send")):
         if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
             return [notify_send, "--app-name=lapclip", "--", title, text], {}

@@ -28,7 +28,15 @@ DTYPES = {
 }
 """What activations are in, by the precision of a run, the plainest first."""
 
-ESSENTIAL = ("attention", "masked attention", "attention of one query", "layer norm", "gelu", "embedding", "adamw")
+ESSENTIAL = (
+    "attention",
+    "masked attention",
+    "attention of one query",
+    "layer norm",
+    "gelu",
+    "embedding",
+    "adamw",
+)
 """Operations of the canary that training cannot do without. The others have a slower form to fall back on."""
 
 KINDS: dict[str, type[Device]] = {}
@@ -127,12 +135,16 @@ class Device(ABC):
     def examine(self, *precisions: str) -> list[canary.Result]:
         """The results of the canary here, in some precisions or in all: from memory, or by a few seconds of checks."""
         known = EXAMINED.setdefault(self.kind, {})
-        known |= self._consult([precision for precision in precisions or canary.PRECISIONS if precision not in known])
+        known |= self._consult(
+            [precision for precision in precisions or canary.PRECISIONS if precision not in known]
+        )
         UNTRUSTED.update((self.kind, result.operation) for result in self.failures())
         return [result for results in known.values() for result in results]
 
     def _consult(self, precisions: list[str]) -> dict[str, list[canary.Result]]:
-        return {precision: canary.consult(self.torch, self.label, precision) for precision in precisions}
+        return {
+            precision: canary.consult(self.torch, self.label, precision) for precision in precisions
+        }
 
     def warm_up(self) -> None:  # noqa: B027 (the CPU has nothing to do)
         """Have libraries set themselves up there, which takes seconds and can be done beside other work."""
@@ -140,12 +152,22 @@ class Device(ABC):
     def failures(self, *precisions: str) -> list[canary.Result]:
         """The checks that failed here, in some precisions or in all."""
         known = EXAMINED.get(self.kind, {})
-        return [r for name, found in known.items() for r in found if not r.ok and name in (precisions or known)]
+        return [
+            r
+            for name, found in known.items()
+            for r in found
+            if not r.ok and name in (precisions or known)
+        ]
 
     def trusted(self, operation: str) -> bool:
         """Whether an operation of the canary is to be used here."""
-        seen = {result.operation for found in EXAMINED.get(self.kind, {}).values() for result in found}
-        return (self.kind, operation) not in UNTRUSTED and operation not in self.trusted_once_seen - seen
+        seen = {
+            result.operation for found in EXAMINED.get(self.kind, {}).values() for result in found
+        }
+        return (
+            self.kind,
+            operation,
+        ) not in UNTRUSTED and operation not in self.trusted_once_seen - seen
 
     @property
     def fused_adamw(self) -> bool:
@@ -161,7 +183,8 @@ class Device(ABC):
     def warnings(self) -> list[str]:
         """What the user should know of the checks that failed."""
         return [
-            f"{self.kind} fails a check, so this is avoided where it can be: {r.sentence()}" for r in self.failures()
+            f"{self.kind} fails a check, so this is avoided where it can be: {r.sentence()}"
+            for r in self.failures()
         ]
 
     # Sending batches and waiting for results
@@ -178,7 +201,9 @@ class Device(ABC):
         """Start to bring values to the CPU; the function returned waits for them, and for nothing computed since."""
         return values.tolist
 
-    def side_by_side(self, *, at_once: bool) -> Callable[[Compute, Compute], tuple[torch.Tensor, torch.Tensor]]:
+    def side_by_side(
+        self, *, at_once: bool
+    ) -> Callable[[Compute, Compute], tuple[torch.Tensor, torch.Tensor]]:
         """A function that runs two computations: at once where that can be had and is asked for, else in turn."""
         return lambda first, second: (first(), second())
 

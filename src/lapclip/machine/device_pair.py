@@ -38,7 +38,10 @@ class DevicePair(Device):
             "shares_memory": any(device.shares_memory for device in both),
             "is_deterministic": all(device.is_deterministic for device in both),
         }
-        for name, value in together.items():  # of a kind these are facts of its class, here they follow from two
+        for (
+            name,
+            value,
+        ) in together.items():  # of a kind these are facts of its class, here they follow from two
             object.__setattr__(self, name, value)
 
     def of(self, part: str) -> Device:

@@ -45,9 +45,21 @@ APPLE_FEATURES = {
     "hw.optional.avx512f": "avx512f",
 }
 """The names of macOS' sysctl. It does not name AMX, the matrix unit of M1 to M3 that Accelerate uses."""
-WINDOWS_FEATURES = {19: "neon", 39: "avx", 40: "avx2", 41: "avx512f", 43: "dotprod", 46: "sve", 47: "sve2"}
+WINDOWS_FEATURES = {
+    19: "neon",
+    39: "avx",
+    40: "avx2",
+    41: "avx512f",
+    43: "dotprod",
+    46: "sve",
+    47: "sve2",
+}
 """PF_... numbers of IsProcessorFeaturePresent (winnt.h). Windows does not report bfloat16."""
-NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader,nounits")
+NVIDIA_SMI = (
+    "nvidia-smi",
+    "--query-gpu=name,memory.total,memory.free,driver_version",
+    "--format=csv,noheader,nounits",
+)
 THERMAL = 0x08 | 0x20 | 0x40
 """nvmlClocksThrottleReason: HwSlowdown, SwThermalSlowdown, HwThermalSlowdown (nvml.h)."""
 
@@ -75,7 +87,9 @@ def source_commit() -> str | None:
     """The commit of lapclip's own source, where it runs from a clone."""
     own = Path(__file__)
     found = output_of("git", "-C", str(own.parent), "rev-parse", "--verify", "--short=12", "HEAD")
-    tracked = found and output_of("git", "-C", str(own.parent), "ls-files", "--error-unmatch", own.name)
+    tracked = found and output_of(
+        "git", "-C", str(own.parent), "ls-files", "--error-unmatch", own.name
+    )
     return found.strip() if found and tracked else None
 
 
@@ -136,12 +150,18 @@ def parse_sysctl(text: str) -> tuple[int | None, int | None, list[str] | None]:
     values = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
     if not values:
         return None, None, None
-    features = dict.fromkeys(feature for name, feature in APPLE_FEATURES.items() if values.get(name, "").strip() == "1")
+    features = dict.fromkeys(
+        feature for name, feature in APPLE_FEATURES.items() if values.get(name, "").strip() == "1"
+    )
     levels = [values.get(f"hw.perflevel{level}.physicalcpu", "").strip() for level in range(2)]
     fast, slow = (int(level) if level.isdigit() else None for level in levels)
     if fast is None:  # Intel Macs have one kind and no levels
         whole = values.get("hw.physicalcpu", "").strip()
-        return (int(whole) if whole.isdigit() else None), (0 if whole.isdigit() else None), list(features)
+        return (
+            (int(whole) if whole.isdigit() else None),
+            (0 if whole.isdigit() else None),
+            list(features),
+        )
     return fast, slow or 0, list(features)
 
 
@@ -153,7 +173,9 @@ def linux_core_kinds(sysfs: Path) -> tuple[int | None, int | None]:
     folders = sorted((sysfs / "devices/system/cpu").glob("cpu[0-9]*"))
     cores: dict[str, int] = {}  # hyperthreads of one core share their list of siblings
     for folder in folders:
-        siblings = text_of(folder / "topology/core_cpus_list") or text_of(folder / "topology/thread_siblings_list")
+        siblings = text_of(folder / "topology/core_cpus_list") or text_of(
+            folder / "topology/thread_siblings_list"
+        )
         cores[siblings or folder.name] = number_in(folder / "cpu_capacity") or 0
     return core_kinds(cores.values())
 
@@ -220,10 +242,14 @@ def _windows_features() -> list[str] | None:
 def accelerators() -> list[dict[str, Any]]:
     """The accelerators that the system shows, named as torch names their kind."""
     if sys.platform == "darwin":
-        return parse_system_profiler(output_of("system_profiler", "-json", "SPDisplaysDataType", seconds=15) or "")
+        return parse_system_profiler(
+            output_of("system_profiler", "-json", "SPDisplaysDataType", seconds=15) or ""
+        )
     driver = nvidia_driver()
     found = [
-        accelerator("cuda", gpu.name or "NVIDIA GPU", *gpu.memory, driver=driver, shares_memory=False)
+        accelerator(
+            "cuda", gpu.name or "NVIDIA GPU", *gpu.memory, driver=driver, shares_memory=False
+        )
         for gpu in nvidia_gpus()
     ]
     return found or parse_nvidia_smi(output_of(*NVIDIA_SMI, seconds=15) or "")
@@ -253,7 +279,9 @@ def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
     """The rows of nvidia-smi: name, MiB in all, MiB free, driver. What a card does not know it writes in brackets."""
     rows = (row for row in csv.reader(text.splitlines(), skipinitialspace=True) if len(row) == 4)
     return [
-        accelerator("cuda", name, _mebibytes(total), _mebibytes(free), driver=driver, shares_memory=False)
+        accelerator(
+            "cuda", name, _mebibytes(total), _mebibytes(free), driver=driver, shares_memory=False
+        )
         for name, total, free, driver in rows
     ]
 
@@ -387,7 +415,9 @@ def output_of(name: str, *arguments: str, seconds: float = 5.0) -> str | None:
     if found is None:
         return None
     try:
-        done = subprocess.run([found, *arguments], capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            [found, *arguments], capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode("utf-8", errors="replace") or None

@@ -37,7 +37,11 @@ class Cuda(Accelerator):
     @property
     def multiplies_float8(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """NVIDIA's since Ada and Hopper; our kernel that rounds is written in Triton."""
-        return self.runs_triton and torch.version.hip is None and torch.cuda.get_device_capability() >= (8, 9)
+        return (
+            self.runs_triton
+            and torch.version.hip is None
+            and torch.cuda.get_device_capability() >= (8, 9)
+        )
 
     def _consult(self, precisions: list[str]) -> dict[str, list[canary.Result]]:
         """Several checks at once: where nothing is known yet, most of the time goes into libraries that choose and
@@ -62,7 +66,9 @@ class Cuda(Accelerator):
 
         return read
 
-    def side_by_side(self, *, at_once: bool) -> Callable[[Compute, Compute], tuple[torch.Tensor, torch.Tensor]]:
+    def side_by_side(
+        self, *, at_once: bool
+    ) -> Callable[[Compute, Compute], tuple[torch.Tensor, torch.Tensor]]:
         """Two at once, because small computations leave most of the chip idle.
 
         Their backward passes run at once too: torch sends each to the stream that its forward pass ran on.
@@ -147,7 +153,9 @@ class Mps(Accelerator):
         return max(0, min(unused, system_memory.available_bytes()))
 
     def peak_memory_bytes(self) -> int:
-        return torch.mps.driver_allocated_memory()  # MPS keeps no peak; the driver rarely gives memory back
+        return (
+            torch.mps.driver_allocated_memory()
+        )  # MPS keeps no peak; the driver rarely gives memory back
 
     def forget_peak(self) -> None:
         """There is none to forget."""
@@ -161,7 +169,11 @@ class Mps(Accelerator):
         torch.mps.set_per_process_memory_fraction(1.0)
 
     def listed(self) -> list[dict[str, Any]]:
-        return [facts.accelerator(self.kind, "Apple GPU", torch.mps.recommended_max_memory(), shares_memory=True)]
+        return [
+            facts.accelerator(
+                self.kind, "Apple GPU", torch.mps.recommended_max_memory(), shares_memory=True
+            )
+        ]
 
 
 @register

@@ -62,7 +62,9 @@ def torch_build() -> dict[str, Any] | None:
         "cuda": _answer_of(lambda: torch.version.cuda),
         "hip": _answer_of(lambda: torch.version.hip),
         "accelerator": _answer_of(
-            lambda: getattr(torch.accelerator.current_accelerator(check_available=True), "type", None)
+            lambda: getattr(
+                torch.accelerator.current_accelerator(check_available=True), "type", None
+            )
         ),
     }
 
@@ -80,7 +82,10 @@ def _accelerator() -> Device | None:
 
     try:
         return accelerator_here()
-    except (AttributeError, RuntimeError):  # a release of torch that is too old to be asked, or a driver that fails
+    except (
+        AttributeError,
+        RuntimeError,
+    ):  # a release of torch that is too old to be asked, or a driver that fails
         return None
 
 
@@ -113,7 +118,11 @@ def _watched() -> dict[str, Any]:
     sensors, began = Sensors(), time.perf_counter()
     time.sleep(SECONDS)
     seen, seconds = sensors.sample(), time.perf_counter() - began
-    watts = {name: round(joules / seconds, 1) for name, joules in seen.joules.items()} if seen.joules else None
+    watts = (
+        {name: round(joules / seconds, 1) for name, joules in seen.joules.items()}
+        if seen.joules
+        else None
+    )
     return {
         "load": sum(seen.core_use) / len(seen.core_use) if seen.core_use else None,
         "watts": watts,
@@ -147,8 +156,18 @@ def checks(facts: dict[str, Any]) -> list[Check]:
     return [
         _python(facts["python"]),
         _torch(facts["torch"], facts["system"]),
-        _room("memory", facts["memory_free_bytes"], NEEDED_MEMORY, "free; the default recipe takes about 1 GB"),
-        _room("disk", facts["disk_free_bytes"], NEEDED_DISK, "free in this folder; a default run takes under 1 GB"),
+        _room(
+            "memory",
+            facts["memory_free_bytes"],
+            NEEDED_MEMORY,
+            "free; the default recipe takes about 1 GB",
+        ),
+        _room(
+            "disk",
+            facts["disk_free_bytes"],
+            NEEDED_DISK,
+            "free in this folder; a default run takes under 1 GB",
+        ),
         _battery(facts["power_source"], facts["battery_percent"]),
         _low_power(facts["low_power_mode"]),
         _load(facts["load"]),
@@ -161,20 +180,30 @@ def checks(facts: dict[str, Any]) -> list[Check]:
 def canary_check(kind: str, total: int, failures: list[str]) -> Check:
     """Whether an accelerator computes what it should."""
     if failures:
-        return Check(f"{kind} canary", False, f"{len(failures)} of {total} checks fail: {'; '.join(failures)}")
+        return Check(
+            f"{kind} canary",
+            False,
+            f"{len(failures)} of {total} checks fail: {'; '.join(failures)}",
+        )
     return Check(f"{kind} canary", True, f"all {total} operations checked agree with the CPU")
 
 
 def _python(version: str) -> Check:
     needed = ".".join(map(str, PYTHON))
-    return Check("python", _numbers(version) >= PYTHON, f"Python {version}; lapclip needs {needed} or later")
+    return Check(
+        "python", _numbers(version) >= PYTHON, f"Python {version}; lapclip needs {needed} or later"
+    )
 
 
 def _torch(build: dict[str, Any] | None, system: str) -> Check:
     floor = (2, 13) if system.startswith("Darwin") else (2, 11)
     needed = ".".join(map(str, floor))
     if build is None:
-        return Check("torch", False, f"not installed; lapclip needs {needed} or later to train: pip install torch")
+        return Check(
+            "torch",
+            False,
+            f"not installed; lapclip needs {needed} or later to train: pip install torch",
+        )
     ok = _numbers(build["version"]) >= floor
     return Check("torch", ok, f"torch {build['version']}; lapclip needs {needed} or later")
 
@@ -187,12 +216,20 @@ def _battery(source: str | None, percent: float | None) -> Check:
     left = f" ({percent:.0f} % left)" if percent is not None else ""
     if source is None:
         return Check("power", None, f"unknown whether on mains or battery{left}")
-    text = f"on battery{left}: slower on many laptops; plug it in" if source == "battery" else f"on mains{left}"
+    text = (
+        f"on battery{left}: slower on many laptops; plug it in"
+        if source == "battery"
+        else f"on mains{left}"
+    )
     return Check("power", source == "mains", text)
 
 
 def _low_power(on: bool | None) -> Check:
-    texts = {None: "unknown", True: "on: the cores are held back; switch it off to train", False: "off"}
+    texts = {
+        None: "unknown",
+        True: "on: the cores are held back; switch it off to train",
+        False: "off",
+    }
     return Check("low-power mode", None if on is None else not on, texts[on])
 
 
@@ -200,14 +237,20 @@ def _load(share: float | None) -> Check:
     if share is None:
         return Check("other load", None, "unknown")
     text = f"other programs use {share:.0%} of the cores"
-    return Check("other load", share < BUSY, text if share < BUSY else f"{text}; training gets what is left")
+    return Check(
+        "other load", share < BUSY, text if share < BUSY else f"{text}; training gets what is left"
+    )
 
 
 def _swap(used: int | None) -> Check:
     if used is None:
         return Check("swap", None, "unknown")
     short = used >= SWAPPED
-    return Check("swap", not short, f"{gigabytes(used)} in use{': memory is short; close programs' if short else ''}")
+    return Check(
+        "swap",
+        not short,
+        f"{gigabytes(used)} in use{': memory is short; close programs' if short else ''}",
+    )
 
 
 def _throttling(throttled: bool | None, celsius: float | None) -> Check:

@@ -52,7 +52,10 @@ class PolitePauses:
     """Says why a run should pause, once that is clear, and that it may go on, once that is clear."""
 
     def __init__(
-        self, battery: int, read: Callable[[], Reading] | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        battery: int,
+        read: Callable[[], Reading] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._battery, self._read, self._clock = battery, read or MachineReader(), clock
         self._swap = deque([self._read().swap_bytes], maxlen=SWAP_READINGS)

@@ -137,7 +137,9 @@ def _meet(holds_run: bool, writer: int | None) -> Ranks:
         "host": platform.node(),
         # Of several ranks of one computer the first one writes.
         "claim": 0 if local else 1 + 2 * _keeps_rendezvous() + 4 * holds_run,
-        "nccl": torch.cuda.is_available() and beside <= torch.cuda.device_count() and dist.is_nccl_available(),
+        "nccl": torch.cuda.is_available()
+        and beside <= torch.cuda.device_count()
+        and dist.is_nccl_available(),
         "threads": _own_threads(beside),
     }
     try:
@@ -184,7 +186,9 @@ def _own_part(store: Any, rank: int, count: int) -> Any:
 
     def wait_a_little(whom: str) -> None:
         if time.monotonic() > until:
-            raise TimeoutError(f"{whom} did not come within {duration(MEET_WITHIN.total_seconds())}")
+            raise TimeoutError(
+                f"{whom} did not come within {duration(MEET_WITHIN.total_seconds())}"
+            )
         time.sleep(0.02)
 
     hello, welcome = "lapclip/hello/{}", "lapclip/welcome/{}"
@@ -215,7 +219,9 @@ def _keeps_rendezvous() -> bool:
         address = asked[1] if asked else address
     host = address.rsplit(":", 1)[0] if address.count(":") == 1 or "]" in address else address
     try:
-        family, kind, number, _, found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        family, kind, number, _, found = socket.getaddrinfo(
+            host.strip("[]"), 0, type=socket.SOCK_STREAM
+        )[0]
         with socket.socket(family, kind, number) as tried:
             tried.bind(found)  # an address of another computer cannot be had
     except OSError:
@@ -227,7 +233,12 @@ class Ranks:
     """The processes that train one model, as one of them sees them."""
 
     def __init__(
-        self, rank: int = 0, count: int = 1, store: Any = None, writer: int = 0, hosts: Sequence[str] = ()
+        self,
+        rank: int = 0,
+        count: int = 1,
+        store: Any = None,
+        writer: int = 0,
+        hosts: Sequence[str] = (),
     ) -> None:
         self.rank, self.count, self.writer = rank, count, writer
         self.hosts = hosts or [platform.node()] * count
@@ -263,7 +274,9 @@ class Ranks:
         """Of each rank, as they last told each other: seconds of waiting, bytes sent."""
         if self.many and store is not None:
             for task in (self._live, self._look_after):
-                self._watching.append(threading.Thread(target=task, name="lapclip-ranks", daemon=True))
+                self._watching.append(
+                    threading.Thread(target=task, name="lapclip-ranks", daemon=True)
+                )
                 self._watching[-1].start()
 
     @property
@@ -284,7 +297,11 @@ class Ranks:
         """Say to the others why this rank ends."""
         if isinstance(error, LostRank):  # the rank that was lost has said so, or cannot
             return
-        text = "interrupted" if isinstance(error, KeyboardInterrupt) else one_line(first_line(error, 300))
+        text = (
+            "interrupted"
+            if isinstance(error, KeyboardInterrupt)
+            else one_line(first_line(error, 300))
+        )
         with suppress(Exception):  # whoever keeps the words may be gone
             self._store.set(_FAILED, f"rank {self.rank} on {platform.node()} ended: {text}")
             if self.many and self.rank == 0:
@@ -321,7 +338,11 @@ class Ranks:
         try:
             with self._waits("all ranks"):
                 dist.init_process_group(
-                    backend, store=self._store, rank=self.rank, world_size=self.count, timeout=TIME_OUT
+                    backend,
+                    store=self._store,
+                    rank=self.rank,
+                    world_size=self.count,
+                    timeout=TIME_OUT,
                 )
         except RuntimeError as error:
             lost = self._lost(self.writer, "connection", error)
@@ -363,14 +384,26 @@ class Ranks:
         """Send tensors to ranks and fill others with what ranks send, all at once. Empty ones are not sent."""
         self.post(outgoing, incoming, what)()
 
-    def post(self, outgoing: Tensors, incoming: Tensors, what: str, tag: int = 0) -> Callable[[], None]:
+    def post(
+        self, outgoing: Tensors, incoming: Tensors, what: str, tag: int = 0
+    ) -> Callable[[], None]:
         """Begin an exchange; the function returned waits for its end. Between CPUs a `tag` tells it from others that
         are under way; between GPUs they are taken in the order in which they were begun."""
         import torch.distributed as dist
 
         # One order for all: a rank's receives are posted before its sends.
-        operations = [(dist.irecv, peer, t) for peer, tensors in incoming.items() for t in tensors if t.numel()]
-        operations += [(dist.isend, peer, t) for peer, tensors in outgoing.items() for t in tensors if t.numel()]
+        operations = [
+            (dist.irecv, peer, t)
+            for peer, tensors in incoming.items()
+            for t in tensors
+            if t.numel()
+        ]
+        operations += [
+            (dist.isend, peer, t)
+            for peer, tensors in outgoing.items()
+            for t in tensors
+            if t.numel()
+        ]
         peers = [peer for _, peer, _ in operations]
         try:
             if not operations:
@@ -378,13 +411,17 @@ class Ranks:
             elif operations[0][2].is_cpu:
                 works = [do(tensor, peer, tag=tag) for do, peer, tensor in operations]
             else:
-                works = dist.batch_isend_irecv([dist.P2POp(do, tensor, peer) for do, peer, tensor in operations])
+                works = dist.batch_isend_irecv(
+                    [dist.P2POp(do, tensor, peer) for do, peer, tensor in operations]
+                )
         except RuntimeError as error:
             raise self._lost(peers[0], what, error) from error
         self._count(t for tensors in outgoing.values() for t in tensors)
 
         def wait() -> None:
-            for peer, work in zip(peers if len(works) == len(peers) else peers[:1], works, strict=False):
+            for peer, work in zip(
+                peers if len(works) == len(peers) else peers[:1], works, strict=False
+            ):
                 try:
                     with self._waits(f"{what} of rank {peer}"):
                         assert work is not None, "this process is one of the ranks"
@@ -421,7 +458,9 @@ class Ranks:
         if self._tasks is None:
             self._tasks = SimpleQueue()
             # Not a pool, whose threads the end of the process waits for: this one may wait for a rank that is gone.
-            threading.Thread(target=self._do, args=(self._tasks,), name="lapclip-exchange", daemon=True).start()
+            threading.Thread(
+                target=self._do, args=(self._tasks,), name="lapclip-exchange", daemon=True
+            ).start()
         asked: Future[None] = Future()
         self._tasks.put((task, asked))
         return asked
@@ -461,11 +500,20 @@ class Ranks:
         import torch
 
         own = self.sendable(own)
-        found = [own if rank == self.rank else own.new_empty(n, *own.shape[1:]) for rank, n in enumerate(rows)]
-        self.exchange({rank: [own] for rank in self.others}, {rank: [found[rank]] for rank in self.others}, what)
+        found = [
+            own if rank == self.rank else own.new_empty(n, *own.shape[1:])
+            for rank, n in enumerate(rows)
+        ]
+        self.exchange(
+            {rank: [own] for rank in self.others},
+            {rank: [found[rank]] for rank in self.others},
+            what,
+        )
         return torch.cat(found)
 
-    def computed_in_shares(self, items: Sequence[T], compute: Callable[[T], np.ndarray]) -> Iterator[np.ndarray]:
+    def computed_in_shares(
+        self, items: Sequence[T], compute: Callable[[T], np.ndarray]
+    ) -> Iterator[np.ndarray]:
         """What is computed of each item, in order: each rank computes some of them and gives them to the others. All
         ranks have the same items, and each item is computed the same way wherever that is. Whoever is done with one
         takes the next, so a slow rank, or one that begins late, has fewer. Where one fails, all do."""
@@ -483,7 +531,9 @@ class Ranks:
                 found |= zip(taken, self._arrays_from(rank, list(own.values())), strict=True)
             yield from (np.asarray(found[at]) for at in range(len(window)))
 
-    def _share_of(self, items: Sequence[T], compute: Callable[[T], np.ndarray]) -> dict[int, np.ndarray]:
+    def _share_of(
+        self, items: Sequence[T], compute: Callable[[T], np.ndarray]
+    ) -> dict[int, np.ndarray]:
         return {at: compute(items[at]) for at in self._taken(len(items))}
 
     def all_or_none(self, task: Callable[[], T]) -> T:
@@ -562,7 +612,9 @@ class Ranks:
             return wish
         import torch
 
-        own = torch.tensor([[bool(wish), self.waited_seconds, self.sent_bytes]], dtype=torch.float64)
+        own = torch.tensor(
+            [[bool(wish), self.waited_seconds, self.sent_bytes]], dtype=torch.float64
+        )
         wishes, *metrics = self.gathered(own, [1] * self.count, "sign to go on").T.tolist()
         self.metrics = [(waited, int(sent)) for waited, sent in zip(*metrics, strict=True)]
         if not any(wishes):
@@ -575,7 +627,10 @@ class Ranks:
         """Raise where another rank was told to end by its own system, and not all of them by a person: then torchrun
         starts again those that are left."""
         if reason.startswith("SIGTERM on rank") and not reason.endswith(f" {self.rank}"):
-            raise LostRank(f"{reason}: it was told to end, so all have saved and ended.", hint="lapclip resume goes on")
+            raise LostRank(
+                f"{reason}: it was told to end, so all have saved and ended.",
+                hint="lapclip resume goes on",
+            )
 
     def share_files(
         self,
@@ -598,11 +653,14 @@ class Ranks:
                 continue
             depth = name.count("/")
             allowed_here = any(
-                pattern == "*" or (fnmatch.fnmatchcase(name, pattern) and depth == pattern.count("/"))
+                pattern == "*"
+                or (fnmatch.fnmatchcase(name, pattern) and depth == pattern.count("/"))
                 for pattern in allowed
             )
             if not path.resolve().is_relative_to(folder.resolve()) or not allowed_here:
-                raise TrainingError(f"Rank {self.writer} sent a file for another folder: {one_line(name)}.")
+                raise TrainingError(
+                    f"Rank {self.writer} sent a file for another folder: {one_line(name)}."
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
 
             def write(partial: Path, path: Path = path, name: str = name) -> None:
@@ -625,11 +683,19 @@ class Ranks:
 
         size = torch.tensor([len(body)], dtype=torch.int64)
         mine = self.rank == source
-        self.exchange({rank: [size] for rank in self.others} if mine else {}, {} if mine else {source: [size]}, what)
+        self.exchange(
+            {rank: [size] for rank in self.others} if mine else {},
+            {} if mine else {source: [size]},
+            what,
+        )
         held = torch.frombuffer(bytearray(body), dtype=torch.uint8) if body and mine else None
         if held is None:
             held = torch.empty(int(size), dtype=torch.uint8)
-        self.exchange({rank: [held] for rank in self.others} if mine else {}, {} if mine else {source: [held]}, what)
+        self.exchange(
+            {rank: [held] for rank in self.others} if mine else {},
+            {} if mine else {source: [held]},
+            what,
+        )
         return body if mine else held.numpy().tobytes()
 
     def sendable(self, tensor: Tensor) -> Tensor:
@@ -644,8 +710,14 @@ class Ranks:
         said = ""
         with suppress(Exception):
             time.sleep(0.2)  # whoever ends says so first, but it may still be on its way
-            said = self._store.get(_FAILED).decode(errors="replace") if self._store.check([_FAILED]) else ""
-        if said:  # torchrun ends all when one ends, so the one that failed gets time for its own words
+            said = (
+                self._store.get(_FAILED).decode(errors="replace")
+                if self._store.check([_FAILED])
+                else ""
+            )
+        if (
+            said
+        ):  # torchrun ends all when one ends, so the one that failed gets time for its own words
             time.sleep(LAST_WORDS + 0.5)
         # gloo puts the place in its source before what it says.
         words = re.sub(r"^(\[[^]]*\] ?)+", "", first_line(error, 300)) if error else ""
@@ -680,7 +752,11 @@ class Ranks:
             if waiting is None:
                 continue
             who = f"rank {self.rank} of {counted(self.count, 'rank')}"
-            silent = [rank for rank in self.others if now - max(waiting[0], self._heard[rank]) > SILENT_AFTER]
+            silent = [
+                rank
+                for rank in self.others
+                if now - max(waiting[0], self._heard[rank]) > SILENT_AFTER
+            ]
             if silent and not self._over.is_set():
                 print(
                     f"Error: {who} waited for {waiting[1]}, and has heard nothing of "
@@ -692,7 +768,11 @@ class Ranks:
                 os._exit(1)
             if now - max(waiting[0], said) > SAY_AFTER:
                 said = now
-                print(f"{who} waits for {waiting[1]}, {duration(now - waiting[0])} so far", file=sys.stderr, flush=True)
+                print(
+                    f"{who} waits for {waiting[1]}, {duration(now - waiting[0])} so far",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     def close(self) -> None:
         """Part from the others."""
@@ -702,7 +782,9 @@ class Ranks:
         self.connected = False
         if self._tasks is not None:
             self._tasks.put(None)
-        for thread in self._watching:  # one that is in torch's code when Python ends would abort the process
+        for (
+            thread
+        ) in self._watching:  # one that is in torch's code when Python ends would abort the process
             thread.join(LAST_WORDS)
         if dist.is_initialized():
             with suppress(Exception):  # of a rank that is gone

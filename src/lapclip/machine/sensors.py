@@ -25,7 +25,15 @@ from lapclip.machine.system_memory import swap_bytes
 from lapclip.machine.timing import OtherPrograms
 
 SYSFS = Path("/sys")
-PROCESSOR_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "fam15h_power")
+PROCESSOR_SENSORS = (
+    "coretemp",
+    "k10temp",
+    "zenpower",
+    "cpu_thermal",
+    "cpu-thermal",
+    "soc_thermal",
+    "fam15h_power",
+)
 """Drivers of the processor's own sensors, as hwmon names them."""
 PROCESSOR_ZONES = ("x86_pkg_temp", "cpu-thermal", "cpu_thermal", "soc-thermal", "TCPU", "acpitz")
 WHOLE_CHIP = ("Package id", "Tctl", "Tdie")
@@ -66,7 +74,11 @@ class Sensors:
         self._last: float | None = None
         self._counted = clock()
         self._energy = Energy()
-        self._temperature, self._megahertz, self._throttling = thermometer(), processor_clock(), throttling()
+        self._temperature, self._megahertz, self._throttling = (
+            thermometer(),
+            processor_clock(),
+            throttling(),
+        )
         self._gpus, self._others = nvidia_gpus(), OtherPrograms()
         psutil.cpu_percent(percpu=True)  # the first answer of a process means nothing
 
@@ -113,7 +125,9 @@ def thermometer(sysfs: Path = SYSFS) -> Callable[[], float | None]:
 
 def processor_clock(sysfs: Path = SYSFS) -> Callable[[], float | None]:
     """Reads the clock rate now in megahertz, the mean over some cores. macOS and Windows show the nominal one only."""
-    paths = sorted((sysfs / "devices/system/cpu/cpufreq").glob("policy*/scaling_cur_freq"))[:FEW_POLICIES]
+    paths = sorted((sysfs / "devices/system/cpu/cpufreq").glob("policy*/scaling_cur_freq"))[
+        :FEW_POLICIES
+    ]
 
     def read() -> float | None:
         rates = [rate for path in paths if (rate := number_in(path)) is not None]
@@ -135,7 +149,9 @@ def _beginning(path: Path) -> str:
 
 def parse_clock(cpuinfo: str) -> float | None:
     """The mean of what /proc/cpuinfo says, for machines without a frequency driver."""
-    rates = [float(rate) for rate in re.findall(r"^cpu MHz\s*: ([\d.]+)$", cpuinfo, flags=re.MULTILINE)]
+    rates = [
+        float(rate) for rate in re.findall(r"^cpu MHz\s*: ([\d.]+)$", cpuinfo, flags=re.MULTILINE)
+    ]
     return sum(rates) / len(rates) if rates else None
 
 
@@ -177,7 +193,10 @@ def _hwmon(sysfs: Path) -> Path | None:
 
 
 def _zone(sysfs: Path) -> Path | None:
-    zones = {text_of(path / "type"): path / "temp" for path in (sysfs / "class/thermal").glob("thermal_zone*")}
+    zones = {
+        text_of(path / "type"): path / "temp"
+        for path in (sysfs / "class/thermal").glob("thermal_zone*")
+    }
     return next((zones[name] for name in PROCESSOR_ZONES if name in zones), None)
 
 
@@ -206,7 +225,9 @@ def _apple_pressure() -> int | None:
 
 def parse_thermal_limit(text: str) -> bool | None:
     """Whether macOS' `pmset -g therm` holds the clock back. Chips by Apple often record nothing: then it is unknown."""
-    limits = [int(limit) for limit in re.findall(r"CPU_(?:Speed|Scheduler)_Limit\s*=\s*(\d+)", text)]
+    limits = [
+        int(limit) for limit in re.findall(r"CPU_(?:Speed|Scheduler)_Limit\s*=\s*(\d+)", text)
+    ]
     return min(limits) < 100 if limits else None
 
 
@@ -227,14 +248,19 @@ class Energy:
             counters |= found
             reasons += [reason] if reason else []
         self._counters = {
-            name: (counter, start) for name, counter in counters.items() if (start := counter()) is not None
+            name: (counter, start)
+            for name, counter in counters.items()
+            if (start := counter()) is not None
         }
         self._reason = f"not measurable here: {'; '.join(reasons)}" if reasons else None
 
     @property
     def at_least(self) -> bool:
         """Whether more may have been used than was counted."""
-        return any(isinstance(counter, Wrapping) and counter.at_least for counter, _ in self._counters.values())
+        return any(
+            isinstance(counter, Wrapping) and counter.at_least
+            for counter, _ in self._counters.values()
+        )
 
     @property
     def reason(self) -> str | None:
@@ -247,7 +273,9 @@ class Energy:
         if not self._counters:
             return None
         used = {name: (counter(), start) for name, (counter, start) in self._counters.items()}
-        return {name: round(now - start, 3) for name, (now, start) in used.items() if now is not None}
+        return {
+            name: round(now - start, 3) for name, (now, start) in used.items() if now is not None
+        }
 
 
 def of_device(joules: dict[str, float] | None, kind: str) -> float | None:
@@ -256,7 +284,11 @@ def of_device(joules: dict[str, float] | None, kind: str) -> float | None:
     An accelerator's include the processor's where those are known, since it has to be fed; a processor's do not
     include an accelerator that idles.
     """
-    used = {name: spent for name, spent in (joules or {}).items() if kind != "cpu" or not name.startswith("gpu")}
+    used = {
+        name: spent
+        for name, spent in (joules or {}).items()
+        if kind != "cpu" or not name.startswith("gpu")
+    }
     own = "cpu" if kind == "cpu" else "gpu"
     return sum(used.values()) if any(name.startswith(own) for name in used) else None
 
@@ -267,9 +299,16 @@ class Wrapping:
     Right as long as it is read once in each round; where it was not, what is counted is the least that was used.
     """
 
-    def __init__(self, read: Callable[[], float | None], full: float, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        read: Callable[[], float | None],
+        full: float,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         self._read, self._full = read, full
-        self._clock = clock = clock or time.time  # a monotonic clock may stand while a machine sleeps
+        self._clock = clock = (
+            clock or time.time
+        )  # a monotonic clock may stand while a machine sleeps
         self._last, self._at = read(), clock()
         self._total = self._last or 0.0
         self.at_least = False
@@ -302,7 +341,11 @@ def _rapl(powercap: Path) -> tuple[dict[str, Counter], str | None]:
     for path, name in zones.items():
         if number_in(path / "energy_uj") is None:
             continue
-        source = f"cpu {name}" if f"cpu {name}" not in counters else f"cpu {name} {path.name.partition(':')[2]}"
+        source = (
+            f"cpu {name}"
+            if f"cpu {name}" not in counters
+            else f"cpu {name} {path.name.partition(':')[2]}"
+        )
         counters[source] = _microjoules(path)
     if not counters:
         path = next(iter(zones)) / "energy_uj"
@@ -394,7 +437,9 @@ def _battery() -> tuple[str | None, float | None]:
         return None, None
     if battery is None:
         return None, None
-    source = None if battery.power_plugged is None else "mains" if battery.power_plugged else "battery"
+    source = (
+        None if battery.power_plugged is None else "mains" if battery.power_plugged else "battery"
+    )
     return source, float(battery.percent)
 
 

@@ -74,7 +74,9 @@ def container_room(cgroup: Path) -> float:
     if limit is None or used is None:
         return math.inf
     # What files left in memory counts as used, and is given up when it is needed.
-    cached = re.search(r"^inactive_file (\d+)$", text_of(cgroup / "memory.stat") or "", flags=re.MULTILINE)
+    cached = re.search(
+        r"^inactive_file (\d+)$", text_of(cgroup / "memory.stat") or "", flags=re.MULTILINE
+    )
     return max(0, limit - used + (int(cached[1]) if cached else 0))
 
 
@@ -90,7 +92,9 @@ def held_bytes() -> int:
     """The memory this process holds, wherever the system has put it."""
     if sys.platform == "linux":
         try:
-            swapped = re.search(r"^VmSwap:\s+(\d+) kB", Path("/proc/self/status").read_text(), flags=re.MULTILINE)
+            swapped = re.search(
+                r"^VmSwap:\s+(\d+) kB", Path("/proc/self/status").read_text(), flags=re.MULTILINE
+            )
             return memory_bytes() + (int(swapped[1]) * 1024 if swapped else 0)
         except OSError:
             return memory_bytes()

@@ -105,12 +105,18 @@ class Stopwatch:
         longest = max(seconds.values())
         for tower, computed in seconds.items():
             before = self._towers.get(tower, TowerSeconds(0.0, 0.0))
-            self._towers[tower] = TowerSeconds(before.computed + computed, before.waited + longest - computed)
+            self._towers[tower] = TowerSeconds(
+                before.computed + computed, before.waited + longest - computed
+            )
 
     @property
     def towers(self) -> dict[str, dict[str, float]] | None:
         """Seconds that each tower has computed, and waited for the other; None where they do not compute at once."""
-        return {tower: found._asdict() for tower, found in self._towers.items()} if self.on and self._towers else None
+        return (
+            {tower: found._asdict() for tower, found in self._towers.items()}
+            if self.on and self._towers
+            else None
+        )
 
     def discard(self) -> None:
         """Forget what was measured: the step turned out to have no phases."""
@@ -192,7 +198,10 @@ class CoreSeconds(NamedTuple):
 
 def _seconds_of_cores() -> CoreSeconds | None:
     try:
-        cores, own = psutil.cpu_times(), os.times()  # which macOS fills for ended children, where psutil does not
+        cores, own = (
+            psutil.cpu_times(),
+            os.times(),
+        )  # which macOS fills for ended children, where psutil does not
         spent = own.user + own.system + own.children_user + own.children_system
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
@@ -206,9 +215,13 @@ def _seconds_of_cores() -> CoreSeconds | None:
         return None
 
 
-def in_fresh_process(module: str, request: dict[str, Any], timeout: float = 300.0) -> dict[str, Any]:
+def in_fresh_process(
+    module: str, request: dict[str, Any], timeout: float = 300.0
+) -> dict[str, Any]:
     """What `python -m module` answers to a request, both as JSON: for what only a new process can show."""
-    done = subprocess.run(python("-m", module, json.dumps(request)), capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(
+        python("-m", module, json.dumps(request)), capture_output=True, text=True, timeout=timeout
+    )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise LapclipError(f"Measuring in a process of its own failed: {last[:200]}.")

@@ -28,7 +28,10 @@ def torch_kept() -> Iterator[None]:
     filled = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
     dtype, gradients = torch.get_default_dtype(), torch.is_grad_enabled()
     kernels = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in ATTENTION}
-    products, halves = _product_precision(), {kind: torch.is_autocast_enabled(kind) for kind in AUTOCAST}
+    products, halves = (
+        _product_precision(),
+        {kind: torch.is_autocast_enabled(kind) for kind in AUTOCAST},
+    )
     try:
         yield
     finally:

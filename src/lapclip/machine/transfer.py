@@ -119,7 +119,10 @@ class PinnedTransfer(Transfer):
     def __init__(self, device: torch.device, module: Any) -> None:
         """`module` is torch's for this kind of device, such as `torch.cuda`."""
         super().__init__(device)
-        self._module, self._index = module, module.current_device()  # which every thread has to be told
+        self._module, self._index = (
+            module,
+            module.current_device(),
+        )  # which every thread has to be told
         self._stream = module.Stream()
         self._blocks = [Block(module) for _ in range(BLOCKS)]
         self._sent = 0
@@ -131,7 +134,9 @@ class PinnedTransfer(Transfer):
             block.copied.synchronize()
             pinned = block.pinned_memory(layout.size)
         for name, target in layout.tensors(pinned).items():
-            np.copyto(target.numpy(), tensors[name].numpy())  # torch would start threads of its own in this one
+            np.copyto(
+                target.numpy(), tensors[name].numpy()
+            )  # torch would start threads of its own in this one
         with RECORDING, self._module.device(self._index), self._module.stream(self._stream):
             self._stream.wait_event(block.read)
             if block.failed:

@@ -42,29 +42,52 @@ def examine(
     rehearsal = Rehearsal(workload, device, pairs=4 * batch_size)
     tokens = 1 + (shape.image_size // shape.patch) ** 2
     measurements: dict[str, tuple[str, Callable[[], Any]]] = {
-        "product": ("one product", lambda: asdict(device_speed.product_parts(device, product_size, 10 * rounds))),
+        "product": (
+            "one product",
+            lambda: asdict(device_speed.product_parts(device, product_size, 10 * rounds)),
+        ),
         "products": (
             "a hundred products",
             lambda: asdict(device_speed.many_products(device, product_size, rounds=rounds)),
         ),
-        "copies": ("copies of memory", lambda: asdict(device_speed.copy_rates(device, copy_bytes, rounds))),
-        "phases": ("the phases of a batch", lambda: asdict(step_phases.batch_phases(rehearsal, rounds))),
-        "memory": ("the memory of a step", lambda: asdict(memory_probe.step_memory(workload, device))),
-        "cores": ("the use of each core", lambda: asdict(step_phases.core_use(rehearsal, 0.2 * rounds))),
+        "copies": (
+            "copies of memory",
+            lambda: asdict(device_speed.copy_rates(device, copy_bytes, rounds)),
+        ),
+        "phases": (
+            "the phases of a batch",
+            lambda: asdict(step_phases.batch_phases(rehearsal, rounds)),
+        ),
+        "memory": (
+            "the memory of a step",
+            lambda: asdict(memory_probe.step_memory(workload, device)),
+        ),
+        "cores": (
+            "the use of each core",
+            lambda: asdict(step_phases.core_use(rehearsal, 0.2 * rounds)),
+        ),
         "threads": ("threads", lambda: asdict(step_phases.thread_times(rehearsal, rounds=rounds))),
         "loaders": (
             "ways to load",
-            lambda: _each(step_phases.loader_times(rehearsal, rounds, (0, min(workers, os.cpu_count() or 1)))),
+            lambda: _each(
+                step_phases.loader_times(rehearsal, rounds, (0, min(workers, os.cpu_count() or 1)))
+            ),
         ),
         "layouts": (
             "layouts in memory",
             lambda: asdict(
-                device_speed.layout_times(device, batch_size, tokens, shape.image_width, shape.image_heads, rounds)
+                device_speed.layout_times(
+                    device, batch_size, tokens, shape.image_width, shape.image_heads, rounds
+                )
             ),
         ),
         "precisions": (  # in smaller batches: a processor that does not know float16 is very slow at it
             "precisions",
-            lambda: _each(step_phases.precisions(shape, max(2, batch_size // 4), device, loss_steps, rounds=rounds)),
+            lambda: _each(
+                step_phases.precisions(
+                    shape, max(2, batch_size // 4), device, loss_steps, rounds=rounds
+                )
+            ),
         ),
     }
     found: dict[str, Any] = {"device": device.kind, "model": shape.name, "batch": batch_size}
@@ -93,7 +116,9 @@ def lines(found: dict[str, Any]) -> list[str]:
     result = []
     for key, describe in SENTENCES.items():
         failed = found[key].get("error")
-        sentences = {key: f"could not be measured ({failed})"} if failed else describe(found[key], found)
+        sentences = (
+            {key: f"could not be measured ({failed})"} if failed else describe(found[key], found)
+        )
         result += [f"{label:<18}{text}" for label, text in sentences.items()]
     return result
 
@@ -108,7 +133,9 @@ def _product(product: dict[str, Any], _: dict[str, Any]) -> dict[str, str]:
 
 
 def _products(many: dict[str, Any], _: dict[str, Any]) -> dict[str, str]:
-    return {f"{many['count']} products": f"{many['seconds'] * 1e3:.1f} ms, {many['gflops']:,.0f} GFLOP/s"}
+    return {
+        f"{many['count']} products": f"{many['seconds'] * 1e3:.1f} ms, {many['gflops']:,.0f} GFLOP/s"
+    }
 
 
 def _copies(rates: dict[str, Any], _: dict[str, Any]) -> dict[str, str]:
@@ -146,7 +173,9 @@ def _loaders(ways: dict[str, Any], _: dict[str, Any]) -> dict[str, str]:
 
 
 def _layouts(layouts: dict[str, Any], _: dict[str, Any]) -> dict[str, str]:
-    return {"layout": f"contiguous {layouts['contiguous_ms']:.1f} ms, permuted {layouts['permuted_ms']:.1f} ms"}
+    return {
+        "layout": f"contiguous {layouts['contiguous_ms']:.1f} ms, permuted {layouts['permuted_ms']:.1f} ms"
+    }
 
 
 def _precisions(found: dict[str, Any], _: dict[str, Any]) -> dict[str, str]:

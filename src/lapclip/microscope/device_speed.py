@@ -92,7 +92,9 @@ def product_parts(device: Device, size: int = SIZE, rounds: int = 51) -> Product
     )
 
 
-def many_products(device: Device, size: int = SIZE, count: int = MANY, rounds: int = 5) -> ManyProducts:
+def many_products(
+    device: Device, size: int = SIZE, count: int = MANY, rounds: int = 5
+) -> ManyProducts:
     """Many products, each needing the one before, waited for at the end."""
     # Small numbers, so that a hundred products neither overflow nor fall to numbers that are slow to handle.
     start, factor = torch.eye(size, device=device.torch), torch.eye(size, device=device.torch)
@@ -118,7 +120,10 @@ def _gflops(size: int, count: int, seconds: float) -> float:
 
 def _answer(request: dict) -> dict:
     device, size = device_of(request["device"]), request["size"]
-    left, right = torch.ones(size, size, device=device.torch), torch.ones(size, size, device=device.torch)
+    left, right = (
+        torch.ones(size, size, device=device.torch),
+        torch.ones(size, size, device=device.torch),
+    )
     return {"seconds": timed(lambda: torch.mm(left, right), device.synchronise)}
 
 
@@ -155,7 +160,9 @@ def copy_rates(device: Device, size: int = 1 << 28, rounds: int = 5) -> CopyRate
             runs["to_device_pinned"] = lambda: far.copy_(pinned, non_blocking=True)
     seconds = in_turns(runs, device.synchronise, rounds)
     passes = {"memory": 2, "within_device": 2, "to_device": 1, "to_device_pinned": 1}
-    rates = {name: passes[name] * size / seconds[name] if name in seconds else None for name in passes}
+    rates = {
+        name: passes[name] * size / seconds[name] if name in seconds else None for name in passes
+    }
     return CopyRates(**rates)  # pyright: ignore[reportArgumentType]
 
 
@@ -180,7 +187,9 @@ class LayoutTimes:
     """Tokens first, handed over as a view with the axes swapped."""
 
 
-def layout_times(device: Device, batch: int, tokens: int, width: int, heads: int, rounds: int = 7) -> LayoutTimes:
+def layout_times(
+    device: Device, batch: int, tokens: int, width: int, heads: int, rounds: int = 7
+) -> LayoutTimes:
     """One block at these sizes on contiguous input against a permuted view of the same numbers."""
     block = Block(width, heads, causal=False)
     block.initialise(1, torch.Generator().manual_seed(0))

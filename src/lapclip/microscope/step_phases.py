@@ -73,7 +73,9 @@ def batch_phases(rehearsal: Rehearsal, turns: int = 5, warm_up: int = 1) -> Batc
             rehearsal.watched(watch, batch)
             if turn >= warm_up and watch.seconds is not None:
                 taken.append(watch.seconds)
-    return BatchPhases({name: statistics.median(seconds[name] for seconds in taken) for name in PHASES})
+    return BatchPhases(
+        {name: statistics.median(seconds[name] for seconds in taken) for name in PHASES}
+    )
 
 
 def core_use(rehearsal: Rehearsal, seconds: float = 2.0) -> CoreUse:
@@ -95,7 +97,9 @@ def thread_counts(cores: int, performance: int) -> list[int]:
     return list(dict.fromkeys([performance, *reversed(doubled), cores]))
 
 
-def thread_times(rehearsal: Rehearsal, counts: list[int] | None = None, rounds: int = 3) -> ThreadTimes:
+def thread_times(
+    rehearsal: Rehearsal, counts: list[int] | None = None, rounds: int = 3
+) -> ThreadTimes:
     """The same step with each number of threads, in turns. Leaves the number as it was."""
     before, performance = torch.get_num_threads(), default_threads()
     counts = counts or thread_counts(os.cpu_count() or 1, performance)
@@ -111,10 +115,14 @@ def thread_times(rehearsal: Rehearsal, counts: list[int] | None = None, rounds: 
                     times[count].append(spent)
     finally:
         torch.set_num_threads(before)
-    return ThreadTimes({count: statistics.median(spent) for count, spent in sorted(times.items())}, performance)
+    return ThreadTimes(
+        {count: statistics.median(spent) for count, spent in sorted(times.items())}, performance
+    )
 
 
-def step_seconds(step: Callable[[], object], device: Device, turns: int = 3, warm_up: int = 1) -> float:
+def step_seconds(
+    step: Callable[[], object], device: Device, turns: int = 3, warm_up: int = 1
+) -> float:
     """Median seconds of a step after so many that warm up, compile and record."""
     for _ in range(warm_up):
         step()
@@ -155,20 +163,28 @@ def precisions(
     ready, faults = {}, {}
     for dtype in dtypes:
         try:
-            rehearsal = Rehearsal(make_workload(shape, batch_size, device, dtype), device, pairs=2 * batch_size)
+            rehearsal = Rehearsal(
+                make_workload(shape, batch_size, device, dtype), device, pairs=2 * batch_size
+            )
             losses[dtype] = tuple(rehearsal().loss for _ in range(steps))
             ready[dtype] = rehearsal.repeated()
-        except (RuntimeError, NotImplementedError) as error:  # torch's own: this device has not got it
+        except (
+            RuntimeError,
+            NotImplementedError,
+        ) as error:  # torch's own: this device has not got it
             faults[dtype] = first_line(error)
     seconds = in_turns(ready, device.synchronise, rounds)
-    measured = {name: Precision(seconds[name], losses[name], spikes(losses[name])) for name in ready}
+    measured = {
+        name: Precision(seconds[name], losses[name], spikes(losses[name])) for name in ready
+    }
     return measured | {name: Precision(0.0, (), 0, error) for name, error in faults.items()}
 
 
 def spikes(losses: tuple[float, ...], window: int = 5) -> int:
     """How often the loss jumps above what it was shortly before, or is no number."""
     return sum(
-        not losses[at] <= SPIKE * statistics.median(losses[at - window : at]) for at in range(window, len(losses))
+        not losses[at] <= SPIKE * statistics.median(losses[at - window : at])
+        for at in range(window, len(losses))
     )
 
 
@@ -199,11 +215,19 @@ class Batches(Dataset):
         if not 0 <= index < self.count:
             raise IndexError(index)
         arrays = vars(self.plan.batch(index + 1))
-        return {name: torch.from_numpy(array) for name, array in arrays.items() if isinstance(array, np.ndarray)}
+        return {
+            name: torch.from_numpy(array)
+            for name, array in arrays.items()
+            if isinstance(array, np.ndarray)
+        }
 
 
 def loader_times(
-    rehearsal: Rehearsal, steps: int = 4, workers: tuple[int, ...] = (0, WORKERS), rounds: int = 2, own: bool = True
+    rehearsal: Rehearsal,
+    steps: int = 4,
+    workers: tuple[int, ...] = (0, WORKERS),
+    rounds: int = 2,
+    own: bool = True,
 ) -> dict[str, LoaderTimes]:
     """Training with each way to load, in turns: `thread` is our own, the others are torch's DataLoader."""
     ways: dict[str, Callable[[], Iterator[Batch]]] = {}
@@ -214,7 +238,9 @@ def loader_times(
         for pinned in (False, True) if rehearsal.device.pins_memory else (False,):
             loader = _loader(rehearsal.plan, steps + 1, count, pinned)
             loaders.append(loader)
-            name = ("in line" if count == 0 else f"{count} workers") + (", pinned" if pinned else "")
+            name = ("in line" if count == 0 else f"{count} workers") + (
+                ", pinned" if pinned else ""
+            )
             ways[name] = lambda loader=loader: _as_batches(loader)
     rehearsal()
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -224,7 +250,9 @@ def loader_times(
             began = time.perf_counter()
             batches = make()
             first = next(batches)
-            starts.setdefault(name, time.perf_counter() - began)  # in later rounds persistent workers are there
+            starts.setdefault(
+                name, time.perf_counter() - began
+            )  # in later rounds persistent workers are there
             rehearsal(first)
             for _ in range(steps):
                 began = time.perf_counter()
@@ -232,14 +260,18 @@ def loader_times(
                 times[name].append(time.perf_counter() - began)
             for _ in batches:
                 pass
-    return {name: LoaderTimes(statistics.median(spent), starts[name]) for name, spent in times.items()}
+    return {
+        name: LoaderTimes(statistics.median(spent), starts[name]) for name, spent in times.items()
+    }
 
 
 def _loader(plan: BatchPlan, count: int, workers: int, pinned: bool) -> DataLoader:
     more = {"persistent_workers": True, "prefetch_factor": AHEAD} if workers else {}
     with warnings.catch_warnings():  # more workers than cores is what the claim asks for
         warnings.simplefilter("ignore", UserWarning)
-        return DataLoader(Batches(plan, count), batch_size=None, num_workers=workers, pin_memory=pinned, **more)
+        return DataLoader(
+            Batches(plan, count), batch_size=None, num_workers=workers, pin_memory=pinned, **more
+        )
 
 
 def _as_batches(loader: Iterable[dict[str, Tensor]]) -> Iterator[Batch]:

@@ -28,7 +28,9 @@ from lapclip.model.kernels import (
 
 def quick_gelu(x: Tensor) -> Tensor:
     """x * sigmoid(1.702 x), as OpenAI's CLIP has it."""
-    return F.silu(1.702 * x) / 1.702  # the same, but the backward pass keeps one tensor instead of two
+    return (
+        F.silu(1.702 * x) / 1.702
+    )  # the same, but the backward pass keeps one tensor instead of two
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -46,7 +48,9 @@ class Linear(nn.Linear):
     float8: int | None = None
     """Its number in `model/float8.py` where it multiplies in float8."""
 
-    def forward(self, input: Tensor, added: Tensor | None = None, *, takes_bias_gradient: bool = True) -> Tensor:
+    def forward(
+        self, input: Tensor, added: Tensor | None = None, *, takes_bias_gradient: bool = True
+    ) -> Tensor:
         """What is to be added to the result, if anything, is added on the way. The gradient of the bias may be taken
         elsewhere."""
         bias_O = self.bias if takes_bias_gradient else self.bias.detach()
@@ -83,23 +87,37 @@ class Attention(nn.Module):
         self.qkv = Linear(width, 3 * width)
         self.out = Linear(width, width)
 
-    def forward(self, x_BLD: Tensor, added_BLD: Tensor, *, takes_bias_gradient: bool = True) -> Tensor:
+    def forward(
+        self, x_BLD: Tensor, added_BLD: Tensor, *, takes_bias_gradient: bool = True
+    ) -> Tensor:
         """What the tokens see plus the residual. The gradient of the last bias may be taken elsewhere."""
         if isinstance(self.qkv, Linear):
             layer, how = self.qkv, {"causal": self.causal, "float8": self.qkv.float8}
-            seen_BLD = projected_attention(x_BLD, layer.weight, layer.bias, self.heads, self.compute, **how)
+            seen_BLD = projected_attention(
+                x_BLD, layer.weight, layer.bias, self.heads, self.compute, **how
+            )
         else:  # with an addition of low rank
-            seen_BLD = attention(self.qkv(x_BLD), self.heads, self.compute.attention, causal=self.causal)
+            seen_BLD = attention(
+                self.qkv(x_BLD), self.heads, self.compute.attention, causal=self.causal
+            )
         return self.out(seen_BLD, added_BLD, takes_bias_gradient=takes_bias_gradient)
 
-    def one_query(self, x_BLD: Tensor, query_BD: Tensor, added_BD: Tensor | None, mask: Tensor | None) -> Tensor:
+    def one_query(
+        self, x_BLD: Tensor, query_BD: Tensor, added_BD: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
         """Attention of a single token per sequence over all tokens; the mask is (B, 1, 1, L)."""
         width = x_BLD.shape[-1]
         query_BD = self.qkv.rows(query_BD, 0, width)
         # Additions of low rank have no weight to go through, and exports keep the layers that int8 rounds.
-        if isinstance(self.qkv, Linear) and not is_exported() and trusts_one_query_without_keys(x_BLD.device):
+        if (
+            isinstance(self.qkv, Linear)
+            and not is_exported()
+            and trusts_one_query_without_keys(x_BLD.device)
+        ):
             weight, bias = self.qkv.weight[width:], self.qkv.bias[2 * width :]
-            return self.out(one_query_attention(x_BLD, query_BD, weight, bias, self.heads, mask), added_BD)
+            return self.out(
+                one_query_attention(x_BLD, query_BD, weight, bias, self.heads, mask), added_BD
+            )
         query = query_BD.unsqueeze(1)
         key, value = self.qkv.rows(x_BLD, width, 3 * width).chunk(2, dim=-1)
         query, key, value = (split_heads(part, self.heads) for part in (query, key, value))
@@ -150,9 +168,13 @@ class Block(nn.Module):
 
     def pooled(self, x_BLD: Tensor, token_B: Tensor, mask: Tensor | None = None) -> Tensor:
         """What `forward` gives at one token of each sequence, computed for that token alone."""
-        rows_B = torch.arange(x_BLD.shape[0], device=x_BLD.device)  # `len` would fix the batch of an exported graph
+        rows_B = torch.arange(
+            x_BLD.shape[0], device=x_BLD.device
+        )  # `len` would fix the batch of an exported graph
         normed_BLD = self.ln_1(x_BLD)
-        x_BD = self.attention.one_query(normed_BLD, normed_BLD[rows_B, token_B], x_BLD[rows_B, token_B], mask)
+        x_BD = self.attention.one_query(
+            normed_BLD, normed_BLD[rows_B, token_B], x_BLD[rows_B, token_B], mask
+        )
         return self._mlp(self.ln_2(x_BD), x_BD)
 
     def _mlp(self, x: Tensor, added: Tensor, *, takes_bias_gradient: bool = True) -> Tensor:
@@ -160,8 +182,13 @@ class Block(nn.Module):
         layer, last = self.mlp_in, self.mlp_out
         if self.activation is not F.gelu:
             return last(self.activation(layer(x)), added, takes_bias_gradient=takes_bias_gradient)
-        bias_O, float8 = last.bias if takes_bias_gradient else last.bias.detach(), (layer.float8, last.float8)
-        return mlp(x, layer.weight, layer.bias, last.weight, bias_O, added, layer.compute.linear, float8)
+        bias_O, float8 = (
+            last.bias if takes_bias_gradient else last.bias.detach(),
+            (layer.float8, last.float8),
+        )
+        return mlp(
+            x, layer.weight, layer.bias, last.weight, bias_O, added, layer.compute.linear, float8
+        )
 
 
 class Transformer(nn.Module):
@@ -183,7 +210,9 @@ class Transformer(nn.Module):
         super().__init__()
         self.causal = causal
         self.blocks = nn.ModuleList(
-            Block(width, heads, causal=causal, hidden=hidden, activation=activation, epsilon=epsilon)
+            Block(
+                width, heads, causal=causal, hidden=hidden, activation=activation, epsilon=epsilon
+            )
             for _ in range(layers)
         )
 
@@ -196,7 +225,9 @@ class Transformer(nn.Module):
         for block in self.layers():
             block.initialise(len(self.blocks), generator)
 
-    def forward(self, x: Tensor, token_B: Tensor | None, first: int = 0, stop: int | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, token_B: Tensor | None, first: int = 0, stop: int | None = None
+    ) -> Tensor:
         """The blocks from `first` on, up to before `stop`.
 
         The last block of all runs for the pooled token only: nothing else leaves the tower, so nothing else is needed.

@@ -37,19 +37,28 @@ WORDS = "word_embedding"
 class CLIP(nn.Module):
     """The parameterisation is OpenAI CLIP's, or SigLIP's, so that parameter counts match and published weights fit."""
 
-    def __init__(self, shape: ModelConfig, *, seed: int = 0, networks: Mapping[str, Network] = EMPTY) -> None:
+    def __init__(
+        self, shape: ModelConfig, *, seed: int = 0, networks: Mapping[str, Network] = EMPTY
+    ) -> None:
         """`networks` are the pretrained ones that stand in for a tower: "image", "text", or both."""
         super().__init__()
         self.shape = shape
-        self.image, self.text = _image_tower(shape, networks.get("image")), _text_tower(shape, networks.get("text"))
+        self.image, self.text = (
+            _image_tower(shape, networks.get("image")),
+            _text_tower(shape, networks.get("text")),
+        )
         self.logit_scale = nn.Parameter(torch.tensor(START_LOGIT_SCALE))
         self.logit_bias: nn.Parameter | None
-        self.register_parameter("logit_bias", nn.Parameter(torch.zeros(())) if shape.logit_bias else None)
+        self.register_parameter(
+            "logit_bias", nn.Parameter(torch.zeros(())) if shape.logit_bias else None
+        )
         self.word_embedding: nn.Parameter | None
         """Vectors that embeddings predict words with, (vocabulary, E), while training with `train.word_weight`; no part
         of a saved model."""
         self.register_parameter(WORDS, None)
-        if not self.logit_scale.is_meta:  # which has no values; drawing them there loads torch's compiler all the same
+        if (
+            not self.logit_scale.is_meta
+        ):  # which has no values; drawing them there loads torch's compiler all the same
             initialise(self, torch.Generator().manual_seed(seed))
 
     def encode_image(self, pixels_BCSS: Tensor, patches_BK: Tensor | None = None) -> Tensor:
@@ -71,11 +80,16 @@ class CLIP(nn.Module):
     def networks(self) -> dict[str, TowerSpec]:
         """What the foreign networks among the towers are."""
         towers = {"image": self.image, "text": self.text}
-        return {name: tower.spec for name, tower in towers.items() if isinstance(tower, PretrainedTower)}
+        return {
+            name: tower.spec for name, tower in towers.items() if isinstance(tower, PretrainedTower)
+        }
 
     def tower_devices(self) -> dict[str, str]:
         """The kind of device that each tower really is on."""
-        return {tower: next(getattr(self, tower).parameters()).device.type for tower in ("image", "text")}
+        return {
+            tower: next(getattr(self, tower).parameters()).device.type
+            for tower in ("image", "text")
+        }
 
     def place(self, device: Device) -> CLIP:
         """Move it to a device; where each tower has its own, what is outside both goes where the loss is computed."""
@@ -97,13 +111,20 @@ class CLIP(nn.Module):
         """Set the scale and the bias to start with. Without a scale it stays as it is; without a bias there is none."""
         if scale is not None:
             self.logit_scale.fill_(math.log(scale))
-        value = None if bias is None else nn.Parameter(torch.tensor(bias, device=self.logit_scale.device))
+        value = (
+            None
+            if bias is None
+            else nn.Parameter(torch.tensor(bias, device=self.logit_scale.device))
+        )
         self.register_parameter("logit_bias", value)
         self.shape = replace(self.shape, logit_bias=bias is not None)
 
     def start_words(self, seed: int) -> None:
         """Give it vectors to predict words with, of about length one and any direction."""
-        size, draw = (self.shape.vocabulary, self.shape.embedding), torch.Generator().manual_seed(seed)
+        size, draw = (
+            (self.shape.vocabulary, self.shape.embedding),
+            torch.Generator().manual_seed(seed),
+        )
         vectors_VE = torch.randn(size, generator=draw) * self.shape.embedding**-0.5
         self.register_parameter(WORDS, nn.Parameter(vectors_VE.to(self.logit_scale.device)))
 
@@ -114,7 +135,9 @@ class CLIP(nn.Module):
             self.logit_scale.clamp_(max=MAX_LOGIT_SCALE)
 
 
-def _image_tower(shape: ModelConfig, network: Network | None) -> ImageTower | ConvolutionTower | PretrainedImageTower:
+def _image_tower(
+    shape: ModelConfig, network: Network | None
+) -> ImageTower | ConvolutionTower | PretrainedImageTower:
     assert network or not shape.image_from, "a pretrained tower needs its network"
     if network:
         return PretrainedImageTower(network, shape)

@@ -36,7 +36,9 @@ class Convolution(nn.Module):
         weight_OIKK = standardised(self.weight).to(x_BCSS.dtype)
         y = F.conv2d(x_BCSS, weight_OIKK, stride=self.stride, padding=self.weight.shape[-1] // 2)
         norm = self.norm
-        return F.group_norm(y, norm.num_groups, norm.weight.to(y.dtype), norm.bias.to(y.dtype), norm.eps)
+        return F.group_norm(
+            y, norm.num_groups, norm.weight.to(y.dtype), norm.bias.to(y.dtype), norm.eps
+        )
 
 
 class Residual(nn.Module):
@@ -61,8 +63,12 @@ class ConvolutionTower(nn.Module):
     def __init__(self, shape: ModelConfig) -> None:
         super().__init__()
         width = shape.image_width
-        self.stem = nn.ModuleList([Convolution(3, width // 2, stride=2), Convolution(width // 2, width)])
-        self.blocks = nn.ModuleList(Residual(inputs, outputs) for inputs, outputs in block_widths(shape))
+        self.stem = nn.ModuleList(
+            [Convolution(3, width // 2, stride=2), Convolution(width // 2, width)]
+        )
+        self.blocks = nn.ModuleList(
+            Residual(inputs, outputs) for inputs, outputs in block_widths(shape)
+        )
         self.blocks_per_stage = shape.image_layers // STAGES
         self.projection = nn.Parameter(torch.empty(last_width(shape), shape.embedding))
 
@@ -90,7 +96,9 @@ class ConvolutionTower(nn.Module):
     def _run(self, x: Tensor, first: int, stop: int) -> Tensor:
         """Some of the blocks; after the last of all the mean."""
         for number in range(first, stop):
-            if number % self.blocks_per_stage == 0:  # each stage looks at half the side of the one before
+            if (
+                number % self.blocks_per_stage == 0
+            ):  # each stage looks at half the side of the one before
                 x = F.avg_pool2d(x, 2, ceil_mode=True)
             block = self.blocks[number]
             if self.compute.recompute and torch.is_grad_enabled():
@@ -111,7 +119,9 @@ class ConvolutionTower(nn.Module):
         """Initial values of the convolutions: of their weights only the direction matters."""
         for module in self.modules():
             if isinstance(module, Convolution):
-                nn.init.normal_(module.weight, 0.0, module.weight[0].numel() ** -0.5, generator=generator)
+                nn.init.normal_(
+                    module.weight, 0.0, module.weight[0].numel() ** -0.5, generator=generator
+                )
             if isinstance(module, Residual):
                 nn.init.zeros_(module.second.norm.weight)
 

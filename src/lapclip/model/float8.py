@@ -56,7 +56,9 @@ class Layer:
         self.seen, self.scale, self.inverse = seen, scale, inverse
         weight_OI = layer.weight
         self.weight_OI = torch.empty_like(weight_OI, dtype=E4M3)
-        self.weight_IO = torch.empty(*reversed(weight_OI.shape), dtype=E4M3, device=weight_OI.device)
+        self.weight_IO = torch.empty(
+            *reversed(weight_OI.shape), dtype=E4M3, device=weight_OI.device
+        )
         self.noted, self.ready = [False, False], [False, False]
         """Whether the largest of its activations and of its gradients has been seen, and whether a scale follows from
         it. Known without asking the device, which must not be asked while a step is recorded."""
@@ -82,7 +84,9 @@ class Float8:
         ]
         device = next(model.parameters()).device
         largest = [torch.finfo(kind).max for kind in (E4M3, E5M2, E4M3)]
-        self._most = torch.tensor(largest, device=device) / torch.tensor([HEADROOM, HEADROOM, 1.0], device=device)
+        self._most = torch.tensor(largest, device=device) / torch.tensor(
+            [HEADROOM, HEADROOM, 1.0], device=device
+        )
         self._seen = torch.zeros(len(layers), 3, device=device)
         """The largest number of this step."""
         self._before = torch.zeros(len(layers), 3, device=device)
@@ -92,7 +96,9 @@ class Float8:
         self._inverse = torch.ones(len(layers), 3, 4, device=device)[..., 0]
         self._of = [
             Layer(layer, *own)
-            for layer, own in zip(layers, zip(self._seen, self._scale, self._inverse, strict=True), strict=True)
+            for layer, own in zip(
+                layers, zip(self._seen, self._scale, self._inverse, strict=True), strict=True
+            )
         ]
         for layer, own in zip(layers, self._of, strict=True):
             setattr(layer, "float8", own.number)  # noqa: B010 (attributes of a Module are unknown to pyright)

@@ -31,7 +31,10 @@ OF_HEAD = ("ln_post", "ln_final", "projection", "head.")
 def parts_of(model: CLIP) -> dict[str, str]:
     """The part of each parameter, by its name."""
     # An addition of low rank belongs where its layer does.
-    found = {name: part_of(name.removesuffix(DOWN).removesuffix(UP)) for name, _ in model.named_parameters()}
+    found = {
+        name: part_of(name.removesuffix(DOWN).removesuffix(UP))
+        for name, _ in model.named_parameters()
+    }
     for tower in ("image", "text"):
         module = getattr(model, tower)
         if not isinstance(module, PretrainedTower):
@@ -41,7 +44,11 @@ def parts_of(model: CLIP) -> dict[str, str]:
         named = dict(model.named_parameters())
         for name in found:
             if name.startswith(f"{tower}.backbone."):
-                base = name if not name.endswith((DOWN, UP)) else f"{name.rpartition('.')[0]}.base.weight"
+                base = (
+                    name
+                    if not name.endswith((DOWN, UP))
+                    else f"{name.rpartition('.')[0]}.base.weight"
+                )
                 block = blocks.get(id(named[base]), 0)
                 found[name] = f"{tower}.{EMBEDDING if block == 0 else block - 1}"
     return found
@@ -52,10 +59,15 @@ def first_block(model: CLIP, tower: str, names: Iterable[str]) -> int:
     of them, the depth where the head alone has any, 0 where the embedding has one or where its block is not known."""
     parts = parts_of(model)
     below = [
-        parts.get(name, f"{tower}.{EMBEDDING}").partition(".")[2] for name in names if name.startswith(f"{tower}.")
+        parts.get(name, f"{tower}.{EMBEDDING}").partition(".")[2]
+        for name in names
+        if name.startswith(f"{tower}.")
     ]
     module = getattr(model, tower)
-    first = min((0 if block == EMBEDDING else int(block) for block in below if block != HEAD), default=module.depth)
+    first = min(
+        (0 if block == EMBEDDING else int(block) for block in below if block != HEAD),
+        default=module.depth,
+    )
     return module.entry(first) if isinstance(module, PretrainedTower) else first
 
 
@@ -86,14 +98,21 @@ def freeze(model: CLIP, config: TrainConfig) -> None:
         tower, _, part = parts[name].partition(".")
         if part in ("", HEAD):  # what lies outside both towers, and heads, always learn
             continue
-        first = max(0, getattr(model, tower).depth - int(blocks[tower])) if blocks[tower] != ALL else 0
+        first = (
+            max(0, getattr(model, tower).depth - int(blocks[tower])) if blocks[tower] != ALL else 0
+        )
         learns = blocks[tower] == ALL or (part != EMBEDDING and int(part) >= first)
         parameter.requires_grad_(parameter.requires_grad and learns)
         chosen += [parameter] if parameter.requires_grad else []
     if config.lora_rank:
         for parameter in chosen:
             parameter.requires_grad_(False)
-        add_lora(model, {id(parameter) for parameter in chosen}, config.lora_rank, derived_seed(config.seed, "lora"))
+        add_lora(
+            model,
+            {id(parameter) for parameter in chosen},
+            config.lora_rank,
+            derived_seed(config.seed, "lora"),
+        )
 
 
 def boundary(model: CLIP, tower: str) -> int:
@@ -104,7 +123,9 @@ def boundary(model: CLIP, tower: str) -> int:
 
 def trainable_state(model: CLIP) -> dict[str, Tensor]:
     """What changes while training: what of a model a checkpoint keeps."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
 
 
 @torch.no_grad()
@@ -112,10 +133,14 @@ def load_trainable_state(model: CLIP, state: Mapping[str, Tensor]) -> None:
     """Put back what `trainable_state` gave; all of it has to be there."""
     named = trainable_state(model)
     if named.keys() != state.keys():
-        raise ValueError(f"it holds other tensors than the model learns: {min(named.keys() ^ state.keys())}")
+        raise ValueError(
+            f"it holds other tensors than the model learns: {min(named.keys() ^ state.keys())}"
+        )
     for name, parameter in named.items():
         if parameter.shape != state[name].shape:
-            raise ValueError(f"{name} has shape {tuple(state[name].shape)}, not {tuple(parameter.shape)}")
+            raise ValueError(
+                f"{name} has shape {tuple(state[name].shape)}, not {tuple(parameter.shape)}"
+            )
         parameter.copy_(state[name])
 
 
@@ -138,23 +163,34 @@ class LowRank(nn.Module):
     def in_features(self) -> int:
         return self.base.in_features
 
-    def forward(self, input: Tensor, added: Tensor | None = None, *, takes_bias_gradient: bool = True) -> Tensor:
+    def forward(
+        self, input: Tensor, added: Tensor | None = None, *, takes_bias_gradient: bool = True
+    ) -> Tensor:
         """As the layer itself, with the addition."""
-        y = self.base(input) if added is None else self.base(input, added, takes_bias_gradient=takes_bias_gradient)
+        y = (
+            self.base(input)
+            if added is None
+            else self.base(input, added, takes_bias_gradient=takes_bias_gradient)
+        )
         return y + self._addition(input, 0, self.parts).to(y.dtype)
 
     def rows(self, x: Tensor, first: int, last: int) -> Tensor:
         """Some of the outputs alone, whole parts of them."""
         assert isinstance(self.base, Linear)
         size = self.base.out_features // self.parts
-        return self.base.rows(x, first, last) + self._addition(x, first // size, last // size).to(x.dtype)
+        return self.base.rows(x, first, last) + self._addition(x, first // size, last // size).to(
+            x.dtype
+        )
 
     def change(self) -> Tensor:
         """What the addition amounts to, as a weight of the layer, (P O, I)."""
         return (self.lora_up @ self.lora_down).flatten(0, 1)
 
     def _addition(self, x: Tensor, first: int, stop: int) -> Tensor:
-        down_PRI, up_POR = self.lora_down[first:stop].to(x.dtype), self.lora_up[first:stop].to(x.dtype)
+        down_PRI, up_POR = (
+            self.lora_down[first:stop].to(x.dtype),
+            self.lora_up[first:stop].to(x.dtype),
+        )
         inner = (x @ down_PRI.flatten(0, 1).T).unflatten(-1, (stop - first, -1))
         return torch.einsum("...pr,por->...po", inner, up_POR).flatten(-2)
 
@@ -162,7 +198,9 @@ class LowRank(nn.Module):
 def add_lora(model: CLIP, learning: set[int], rank: int, seed: int) -> list[str]:
     """Give the linear layers of attention an addition, where their weights would learn; says which layers."""
     generator = torch.Generator().manual_seed(seed)
-    named = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    named = {
+        name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)
+    }
     found = []
     for name, module in named.items():
         parent, _, last = name.rpartition(".")
@@ -170,14 +208,22 @@ def add_lora(model: CLIP, learning: set[int], rank: int, seed: int) -> list[str]
         if id(module.weight) not in learning or not _in_attention(name, owner):
             continue
         fused = "qkv" in last and module.out_features == 3 * module.in_features
-        setattr(owner, last, LowRank(module, rank, 3 if fused else 1, generator).to(module.weight.device))
+        setattr(
+            owner,
+            last,
+            LowRank(module, rank, 3 if fused else 1, generator).to(module.weight.device),
+        )
         found.append(name)
     return found
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
     """The weights of the plain model that the additions amount to, without what only training needs."""
-    state = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith((DOWN, UP, WORDS))}
+    state = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if not name.endswith((DOWN, UP, WORDS))
+    }
     for name, module in model.named_modules():
         if isinstance(module, LowRank):
             weight = state.pop(f"{name}.base.weight")
@@ -189,6 +235,13 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
 
 def _in_attention(name: str, owner: nn.Module) -> bool:
     """Whether a layer belongs to attention: ours by its class, foreign ones by what such modules are called."""
-    if isinstance(owner, nn.MultiheadAttention):  # it takes the weights out of its layers and never calls them
+    if isinstance(
+        owner, nn.MultiheadAttention
+    ):  # it takes the weights out of its layers and never calls them
         return False
-    return isinstance(owner, Attention) or "attention" in name.lower() or ".attn." in name or "_attn." in name
+    return (
+        isinstance(owner, Attention)
+        or "attention" in name.lower()
+        or ".attn." in name
+        or "_attn." in name
+    )

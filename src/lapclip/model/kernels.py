@@ -50,7 +50,9 @@ def has_onednn(device: torch.device, dtype: torch.dtype = torch.float32) -> bool
     """
     if not runs_onednn(device) or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 or (
+        dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 def has_triton(device: torch.device, dtype: torch.dtype) -> bool:
@@ -68,11 +70,18 @@ def layer_norm(x_BLD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> T
     """Computed in float32, given back in the precision of its input."""
     if x_BLD.dtype == weight_D.dtype or norms_mixed_dtypes(x_BLD.device):
         return F.layer_norm(x_BLD, weight_D.shape, weight_D, bias_D, eps)
-    return F.layer_norm(x_BLD.to(weight_D.dtype), weight_D.shape, weight_D, bias_D, eps).to(x_BLD.dtype)
+    return F.layer_norm(x_BLD.to(weight_D.dtype), weight_D.shape, weight_D, bias_D, eps).to(
+        x_BLD.dtype
+    )
 
 
 def residual_norm(
-    x_BLD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, branch_bias_D: Tensor | None, form: str
+    x_BLD: Tensor,
+    weight_D: Tensor,
+    bias_D: Tensor,
+    eps: float,
+    branch_bias_D: Tensor | None,
+    form: str,
 ) -> tuple[Tensor, Tensor, bool]:
     """The norm of x, which enters a branch; x itself, the residual that the branch is added to; and whether the branch
     takes the gradient of its last bias. `triton` takes it here: the gradient of a sum is that of both its terms."""
@@ -107,7 +116,9 @@ def linear(
     return y if added is None else added + y
 
 
-def linear_gelu(x: Tensor, weight_OI: Tensor, bias_O: Tensor, form: str, float8: int | None = None) -> Tensor:
+def linear_gelu(
+    x: Tensor, weight_OI: Tensor, bias_O: Tensor, form: str, float8: int | None = None
+) -> Tensor:
     """GELU of a linear layer's result."""
     if form == "triton" and has_triton(x.device, x.dtype):
         from lapclip.model.triton_kernels import Gelu
@@ -148,7 +159,9 @@ def projected_attention(
     float8: int | None = None,
 ) -> Tensor:
     """Attention of what a projection (3 D, D) makes of x."""
-    if compute.attention == "triton" and fits_triton(x_BLD, heads):  # which takes the gradient of the bias as well
+    if compute.attention == "triton" and fits_triton(
+        x_BLD, heads
+    ):  # which takes the gradient of the bias as well
         qkv_BLD = linear(x_BLD, weight, bias.detach(), compute.linear, float8=float8)
         return attention(qkv_BLD, heads, compute.attention, causal=causal, bias=bias)
     qkv_BLD = linear(x_BLD, weight, bias, compute.linear, float8=float8)
@@ -164,7 +177,9 @@ def fits_triton(x_BLD: Tensor, heads: int) -> bool:
     return x_BLD.shape[1] <= LONGEST and x_BLD.shape[2] / heads in HEAD_SIZES
 
 
-def attention(qkv_BLD: Tensor, heads: int, form: str, *, causal: bool, bias: Tensor | None = None) -> Tensor:
+def attention(
+    qkv_BLD: Tensor, heads: int, form: str, *, causal: bool, bias: Tensor | None = None
+) -> Tensor:
     """Multi-head self-attention of fused queries, keys and values (B, L, 3 D) to (B, L, D).
 
     The bias is one that was added to them without a gradient, which `triton` then takes on the way.
@@ -177,13 +192,20 @@ def attention(qkv_BLD: Tensor, heads: int, form: str, *, causal: bool, bias: Ten
         return ShortAttention.apply(qkv_BLD, bias, heads, causal)  # pyright: ignore[reportReturnType]
     query, key, value = (split_heads(part, heads) for part in qkv_BLD.chunk(3, dim=-1))
     if causal and not trusts_is_causal(qkv_BLD.device):
-        mask_LL = torch.ones(qkv_BLD.shape[1], qkv_BLD.shape[1], dtype=torch.bool, device=qkv_BLD.device).tril()
+        mask_LL = torch.ones(
+            qkv_BLD.shape[1], qkv_BLD.shape[1], dtype=torch.bool, device=qkv_BLD.device
+        ).tril()
         return merge_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=mask_LL))
     return merge_heads(F.scaled_dot_product_attention(query, key, value, is_causal=causal))
 
 
 def one_query_attention(
-    x_BLD: Tensor, query_BD: Tensor, key_value_weight: Tensor, value_bias_D: Tensor, heads: int, mask: Tensor | None
+    x_BLD: Tensor,
+    query_BD: Tensor,
+    key_value_weight: Tensor,
+    value_bias_D: Tensor,
+    heads: int,
+    mask: Tensor | None,
 ) -> Tensor:
     """Attention of one query of each sequence over all its tokens, without computing keys and values (B, D).
 
@@ -204,7 +226,9 @@ def one_query_attention(
         scores = scores.masked_fill(~(visible_B1L if by_head else visible_B1L.mT), -torch.inf)
     weights_BHL = scores.softmax(-1) if by_head else scores.softmax(1).mT
     seen_HBD = torch.bmm(weights_BHL, x_BLD).transpose(0, 1)
-    return torch.bmm(seen_HBD, value_HdD.mT).transpose(0, 1).flatten(1) + value_bias_D.to(x_BLD.dtype)
+    return torch.bmm(seen_HBD, value_HdD.mT).transpose(0, 1).flatten(1) + value_bias_D.to(
+        x_BLD.dtype
+    )
 
 
 def split_heads(x_BLD: Tensor, heads: int) -> Tensor:
@@ -224,7 +248,9 @@ class _OneDnnLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, added: Tensor | None) -> Tensor:
+    def forward(
+        ctx, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, added: Tensor | None
+    ) -> Tensor:
         rounded_OI = weight_OI.to(x.dtype)
         x_NI = x.reshape(-1, x.shape[-1])
         ctx.save_for_backward(x_NI, rounded_OI)
@@ -241,7 +267,9 @@ class _OneDnnLinear(torch.autograd.Function):
         wants_x, wants_weight, wants_bias, wants_added = ctx.needs_input_grad
         return (
             _onednn_product(grad_NO, weight_OI.T).view(ctx.x_shape) if wants_x else None,
-            _weight_gradient(x_NI, grad_NO, "onednn").to(ctx.weight_dtype) if wants_weight else None,
+            _weight_gradient(x_NI, grad_NO, "onednn").to(ctx.weight_dtype)
+            if wants_weight
+            else None,
             grad_NO.sum(0, dtype=ctx.weight_dtype) if wants_bias else None,
             grad if wants_added else None,
         )
@@ -256,14 +284,25 @@ class _Mlp(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, x: Tensor, weight_FI: Tensor, bias_F: Tensor, weight_OF: Tensor, bias_O: Tensor, added: Tensor, form: str
+        ctx,
+        x: Tensor,
+        weight_FI: Tensor,
+        bias_F: Tensor,
+        weight_OF: Tensor,
+        bias_O: Tensor,
+        added: Tensor,
+        form: str,
     ) -> Tensor:
         x_NI, added_NO = x.reshape(-1, x.shape[-1]), added.reshape(-1, added.shape[-1])
         rounded_FI, rounded_OF = weight_FI.to(x.dtype), weight_OF.to(x.dtype)
         inner_NF = _product(x_NI, rounded_FI, form, bias_F.to(x.dtype))
-        ctx.save_for_backward(x_NI if ctx.needs_input_grad[1] else None, inner_NF, rounded_FI, rounded_OF)
+        ctx.save_for_backward(
+            x_NI if ctx.needs_input_grad[1] else None, inner_NF, rounded_FI, rounded_OF
+        )
         ctx.form, ctx.x_shape, ctx.weight_dtypes = form, x.shape, (weight_FI.dtype, weight_OF.dtype)
-        return _product(F.gelu(inner_NF), rounded_OF, form, bias_O.to(x.dtype), added_NO).view(added.shape)
+        return _product(F.gelu(inner_NF), rounded_OF, form, bias_O.to(x.dtype), added_NO).view(
+            added.shape
+        )
 
     @staticmethod
     @once_differentiable
@@ -271,8 +310,12 @@ class _Mlp(torch.autograd.Function):
         x_NI, inner_NF, weight_FI, weight_OF = ctx.saved_tensors
         form, (in_dtype, out_dtype) = ctx.form, ctx.weight_dtypes
         grad_NO = grad.reshape(-1, grad.shape[-1])
-        wants_x, wants_in, wants_in_bias, wants_out, wants_out_bias, wants_added, _ = ctx.needs_input_grad
-        out_weight = _weight_gradient(F.gelu(inner_NF), grad_NO, form).to(out_dtype) if wants_out else None
+        wants_x, wants_in, wants_in_bias, wants_out, wants_out_bias, wants_added, _ = (
+            ctx.needs_input_grad
+        )
+        out_weight = (
+            _weight_gradient(F.gelu(inner_NF), grad_NO, form).to(out_dtype) if wants_out else None
+        )
         out_bias = grad_NO.sum(0, dtype=out_dtype) if wants_out_bias else None
         grad_x = in_weight = in_bias = None
         if wants_x or wants_in or wants_in_bias:
@@ -285,7 +328,11 @@ class _Mlp(torch.autograd.Function):
 
 
 def _product(
-    left_NK: Tensor, right_MK: Tensor, form: str, bias_M: Tensor | None = None, added_NM: Tensor | None = None
+    left_NK: Tensor,
+    right_MK: Tensor,
+    form: str,
+    bias_M: Tensor | None = None,
+    added_NM: Tensor | None = None,
 ) -> Tensor:
     """left times the transposed right, plus what is to be added."""
     if form == "onednn":
@@ -323,11 +370,19 @@ class _ProductAttention(torch.autograd.Function):
     def forward(ctx, qkv_BLD: Tensor, heads: int, causal: bool) -> Tensor:
         batch, length, width = qkv_BLD.shape
         size = width // 3 // heads
-        qkv_3NLD = qkv_BLD.view(batch, length, 3, heads, size).permute(2, 0, 3, 1, 4).reshape(3, -1, length, size)
+        qkv_3NLD = (
+            qkv_BLD.view(batch, length, 3, heads, size)
+            .permute(2, 0, 3, 1, 4)
+            .reshape(3, -1, length, size)
+        )
         query, key, value = qkv_3NLD.unbind(0)
         # What a query may not see is at minus infinity before the softmax; with beta 0 the first argument is not read.
-        hidden = query.new_full((length, length), -torch.inf).triu_(1) if causal else query.new_empty(())
-        weights_NLL = torch.baddbmm(hidden, query, key.mT, beta=int(causal), alpha=size**-0.5).softmax(-1)
+        hidden = (
+            query.new_full((length, length), -torch.inf).triu_(1) if causal else query.new_empty(())
+        )
+        weights_NLL = torch.baddbmm(
+            hidden, query, key.mT, beta=int(causal), alpha=size**-0.5
+        ).softmax(-1)
         ctx.save_for_backward(qkv_3NLD, weights_NLL)
         ctx.heads = heads
         return merge_heads(torch.bmm(weights_NLL, value).view(batch, heads, length, size))
@@ -343,11 +398,15 @@ class _ProductAttention(torch.autograd.Function):
         grad_3NLD = torch.empty_like(qkv_3NLD)
         torch.bmm(weights_NLL.mT, grad_NLD, out=grad_3NLD[2])
         grad_weights = torch.bmm(grad_NLD, value.mT)
-        grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights_NLL, -1, weights_NLL.dtype)
+        grad_scores = torch.ops.aten._softmax_backward_data(
+            grad_weights, weights_NLL, -1, weights_NLL.dtype
+        )
         for at, left, right in ((0, grad_scores, key), (1, grad_scores.mT, query)):
             torch.baddbmm(grad_3NLD[at], left, right, beta=0, alpha=size**-0.5, out=grad_3NLD[at])
         return (
-            grad_3NLD.view(3, batch, ctx.heads, length, size).permute(1, 3, 0, 2, 4).reshape(batch, length, -1),
+            grad_3NLD.view(3, batch, ctx.heads, length, size)
+            .permute(1, 3, 0, 2, 4)
+            .reshape(batch, length, -1),
             None,
             None,
         )

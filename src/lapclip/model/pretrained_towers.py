@@ -107,7 +107,9 @@ class PretrainedTower(nn.Module, ABC):
         self.blocks_found = Blocks(backbone)
         self.taps = sorted({int(tap) for tap in taps.split()})
         if self.taps and self.taps[-1] > self.depth:
-            raise ValueError(f"it has {self.depth} blocks, so nothing can be tapped after block {self.taps[-1]}")
+            raise ValueError(
+                f"it has {self.depth} blocks, so nothing can be tapped after block {self.taps[-1]}"
+            )
         self.head: Head
         """Put on when the features are known."""
 
@@ -123,7 +125,9 @@ class PretrainedTower(nn.Module, ABC):
         """Run the network once, to see its features and what happens when, and put a head on it."""
         features_BF = self.blocks_found.watch(lambda: self._tapped(sample))
         if features_BF.ndim != 2:
-            raise ValueError(f"its features have shape {tuple(features_BF.shape)}, not one row for each input")
+            raise ValueError(
+                f"its features have shape {tuple(features_BF.shape)}, not one row for each input"
+            )
         self.head = Head(features_BF.shape[1], hidden, embedding)
         used = self.blocks_found.block_of_parameters()
         for parameter in self.backbone.parameters():  # a classifier, say, that nothing depends on
@@ -173,7 +177,9 @@ class PretrainedTower(nn.Module, ABC):
     def _goes_on(self, features: Tensor, block: int, inputs: Tensor) -> Tensor:
         """Embeddings before normalisation, from what enters a block; inputs stand in for those that it came from."""
         if block < self.depth:
-            features = features.float()  # cached in half precision, perhaps, and the network's weights are not
+            features = (
+                features.float()
+            )  # cached in half precision, perhaps, and the network's weights are not
             with self._precision(features.device):
                 features = self.blocks_found.finish(lambda: self._tapped(inputs), features, block)
         return self.head(features.to(self.compute.dtype or features.dtype))
@@ -227,7 +233,9 @@ class PretrainedImageTower(PretrainedTower):
 
     def _samples(self) -> tuple[Tensor, Tensor]:
         device = self.head.projection.device
-        pixels = torch.randn(2, 3, self.side, self.side, generator=torch.Generator().manual_seed(0)).to(device)
+        pixels = torch.randn(
+            2, 3, self.side, self.side, generator=torch.Generator().manual_seed(0)
+        ).to(device)
         return pixels, torch.zeros_like(pixels[:1])
 
 
@@ -253,7 +261,9 @@ class PretrainedTextTower(PretrainedTower):
 
     def _features(self, inputs: Tensor) -> Tensor:
         mask_BL = inputs != self.spec.padding
-        tokens_BLD = self.backbone(input_ids=inputs, attention_mask=mask_BL.long()).last_hidden_state
+        tokens_BLD = self.backbone(
+            input_ids=inputs, attention_mask=mask_BL.long()
+        ).last_hidden_state
         return self._pooled(tokens_BLD, inputs)
 
     def _pooled(self, hidden: Tensor, inputs: Tensor) -> Tensor:
@@ -285,7 +295,9 @@ def pooled_caption(tokens_BLD: Tensor, mask_BL: Tensor, pooling: str) -> Tensor:
     if pooling == "first":
         return tokens_BLD[:, 0]
     if pooling == "last":
-        return tokens_BLD[torch.arange(tokens_BLD.shape[0], device=tokens_BLD.device), mask_BL.sum(1) - 1]
+        return tokens_BLD[
+            torch.arange(tokens_BLD.shape[0], device=tokens_BLD.device), mask_BL.sum(1) - 1
+        ]
     seen_BL1 = mask_BL[..., None].to(tokens_BLD.dtype)
     if pooling == "max":
         return tokens_BLD.masked_fill(~mask_BL[..., None], -torch.inf).amax(dim=1)

@@ -57,6 +57,7 @@ def named_shape(name: str) -> ModelConfig:
     """The shape of that name."""
     if name not in SHAPES:
         raise ConfigError(
-            f"Unknown model {name}. {nearest(name, SHAPES)}", hint=f"lapclip model {closest(name, SHAPES) or 'mini'}"
+            f"Unknown model {name}. {nearest(name, SHAPES)}",
+            hint=f"lapclip model {closest(name, SHAPES) or 'mini'}",
         )
     return SHAPES[name]

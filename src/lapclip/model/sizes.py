@@ -18,7 +18,10 @@ class Weights(NamedTuple):
 def count_weights(model: ModelConfig) -> Weights:
     """Of the whole model, with the scale of its logits and their bias, where it has one."""
     towers = count_image(model), count_text(model)
-    return Weights(sum(tower.every for tower in towers) + 1 + model.logit_bias, sum(one.products for one in towers))
+    return Weights(
+        sum(tower.every for tower in towers) + 1 + model.logit_bias,
+        sum(one.products for one in towers),
+    )
 
 
 def count_image(model: ModelConfig) -> Weights:
@@ -29,10 +32,15 @@ def count_image(model: ModelConfig) -> Weights:
         products = last_width(model) * model.embedding
         products += sum(size.outputs * size.inputs * size.kernel**2 for size in sizes)
         return Weights(products + 2 * sum(size.outputs for size in sizes), products)
-    blocks, patches = _blocks(width, model.image_layers, model.image_hidden), (model.image_size // model.patch) ** 2
+    blocks, patches = (
+        _blocks(width, model.image_layers, model.image_hidden),
+        (model.image_size // model.patch) ** 2,
+    )
     ends = (3 * model.patch**2 + model.embedding) * width
     others = (2 + patches + 4) * width
-    if model.architecture == "siglip":  # a head that pools by attention instead of a projection, and a bias of patches
+    if (
+        model.architecture == "siglip"
+    ):  # a head that pools by attention instead of a projection, and a bias of patches
         ends = _blocks(width, 1, model.image_hidden).products + (3 * model.patch**2 + 1) * width
         others = (patches + 1 + 4) * width
     return Weights(blocks.every + others + ends, blocks.products + ends)
@@ -69,7 +77,10 @@ def last_width(shape: ModelConfig) -> int:
 def convolution_sizes(shape: ModelConfig, side: int) -> list[Size]:
     """Every convolution of the tower, for images of that side."""
     side = -(-side // 2)
-    sizes = [Size(3, shape.image_width // 2, 3, side), Size(shape.image_width // 2, shape.image_width, 3, side)]
+    sizes = [
+        Size(3, shape.image_width // 2, 3, side),
+        Size(shape.image_width // 2, shape.image_width, 3, side),
+    ]
     for number, (inputs, outputs) in enumerate(block_widths(shape)):
         if number % (shape.image_layers // STAGES) == 0:
             side = -(-side // 2)
@@ -81,5 +92,7 @@ def convolution_sizes(shape: ModelConfig, side: int) -> list[Size]:
 def block_widths(shape: ModelConfig) -> list[tuple[int, int]]:
     """Channels into and out of each block."""
     per_stage = shape.image_layers // STAGES
-    outputs = [shape.image_width * 2 ** (number // per_stage) for number in range(shape.image_layers)]
+    outputs = [
+        shape.image_width * 2 ** (number // per_stage) for number in range(shape.image_layers)
+    ]
     return list(zip([shape.image_width, *outputs], outputs, strict=False))

@@ -98,7 +98,9 @@ class Blocks:
         if block == len(self._blocks):
             return hidden
 
-        def take(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        def take(
+            module: nn.Module, args: Any, kwargs: dict[str, Any]
+        ) -> tuple[Any, dict[str, Any]]:
             if args:
                 return (hidden, *args[1:]), kwargs
             return args, {**kwargs, next(iter(kwargs)): hidden}
@@ -169,4 +171,6 @@ def find_blocks(network: nn.Module) -> list[nn.Module]:
 
 def same(one: Tensor, other: Tensor) -> bool:
     """Whether two results are equal up to rounding."""
-    return one.shape == other.shape and float((one - other).abs().max()) <= CLOSE * float(other.abs().max())
+    return one.shape == other.shape and float((one - other).abs().max()) <= CLOSE * float(
+        other.abs().max()
+    )

@@ -69,8 +69,12 @@ class ImageTower(nn.Module):
         if patches_BK is not None:
             patches_BPD, positions_PD = self._chosen(patches_BPD, positions_PD, patches_BK)
         embedded_BPD = self._linear(patches_BPD.to(self._dtype), self.patch_weight.flatten(1))
-        x_BPD = embedded_BPD.to(positions_PD.dtype) + positions_PD  # not every device adds two precisions
-        class_B1D = (self.class_embedding + self.position_embedding[0]).expand(x_BPD.shape[0], 1, -1)
+        x_BPD = (
+            embedded_BPD.to(positions_PD.dtype) + positions_PD
+        )  # not every device adds two precisions
+        class_B1D = (self.class_embedding + self.position_embedding[0]).expand(
+            x_BPD.shape[0], 1, -1
+        )
         x_BLD = self.ln_pre(torch.cat([class_B1D, x_BPD], dim=1)).to(self._dtype)
         return self.transformer(x_BLD, self._class_token(x_BLD), stop=block)
 
@@ -102,7 +106,9 @@ class ImageTower(nn.Module):
         return linear(x, weight_OI, None, self.compute.linear)
 
     @staticmethod
-    def _chosen(patches_BPD: Tensor, positions_PD: Tensor, patches_BK: Tensor) -> tuple[Tensor, Tensor]:
+    def _chosen(
+        patches_BPD: Tensor, positions_PD: Tensor, patches_BK: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Dropped patches are left out before the first product, so they cost nothing."""
         rows_B1 = torch.arange(len(patches_BK), device=patches_BK.device)[:, None]
         return patches_BPD[rows_B1, patches_BK], positions_PD[patches_BK]
@@ -130,7 +136,9 @@ class TextTower(nn.Module):
         super().__init__()
         width = shape.text_width
         # Without torch's first values: `initialise` draws them, and where a model is loaded nobody needs any.
-        self.token_embedding = nn.Embedding.from_pretrained(torch.empty(shape.vocabulary, width), freeze=False)
+        self.token_embedding = nn.Embedding.from_pretrained(
+            torch.empty(shape.vocabulary, width), freeze=False
+        )
         self.position_embedding = nn.Parameter(torch.empty(shape.context, width))
         self.transformer = Transformer(
             width,
@@ -155,7 +163,9 @@ class TextTower(nn.Module):
     def begin(self, tokens_BL: Tensor, block: int) -> Tensor:
         """What enters a block, counted from 0."""
         x_BLD = self.token_embedding(tokens_BL) + self.position_embedding[: tokens_BL.shape[1]]
-        return self.transformer(x_BLD.to(self.compute.dtype or x_BLD.dtype), self._ends(tokens_BL), stop=block)
+        return self.transformer(
+            x_BLD.to(self.compute.dtype or x_BLD.dtype), self._ends(tokens_BL), stop=block
+        )
 
     def finish(self, features: Tensor, tokens_BL: Tensor, block: int) -> Tensor:
         """Embeddings before normalisation, from what enters a block."""
@@ -188,7 +198,9 @@ def resampling(grid: int, smaller: int, device: torch.device) -> Tensor:
     Kept on the device: a recorded step must not fetch it from elsewhere.
     """
     with torch.inference_mode(False):  # training may use what an evaluation made
-        units = torch.eye(grid * grid, dtype=torch.float32, device="cpu").view(grid * grid, 1, grid, grid)
+        units = torch.eye(grid * grid, dtype=torch.float32, device="cpu").view(
+            grid * grid, 1, grid, grid
+        )
         small = F.interpolate(units, (smaller, smaller), mode="bicubic", antialias=True)
         return small.flatten(1).T.contiguous().to(device)
 
@@ -233,7 +245,12 @@ class SiglipImageTower(ImageTower):
         self.position_embedding = nn.Parameter(torch.empty(self.patches, width))
         sizes = {"hidden": shape.image_hidden, "activation": shape.activation}
         self.transformer = Transformer(
-            width, shape.image_layers, shape.image_heads, causal=False, epsilon=SIGLIP_EPSILON, **sizes
+            width,
+            shape.image_layers,
+            shape.image_heads,
+            causal=False,
+            epsilon=SIGLIP_EPSILON,
+            **sizes,
         )
         self.ln_post = LayerNorm(width, eps=SIGLIP_EPSILON)
         self.head = PoolingHead(width, shape.image_heads, **sizes)
@@ -241,22 +258,31 @@ class SiglipImageTower(ImageTower):
     def begin(self, pixels_BCSS: Tensor, block: int, patches_BK: Tensor | None = None) -> Tensor:
         grid = pixels_BCSS.shape[-1] // self.patch
         seen = grid * self.patch
-        patches_BPD, positions_PD = self._cut(pixels_BCSS[..., :seen, :seen], grid), self._positions(grid)
+        patches_BPD, positions_PD = (
+            self._cut(pixels_BCSS[..., :seen, :seen], grid),
+            self._positions(grid),
+        )
         if patches_BK is not None:
             patches_BPD, positions_PD = self._chosen(patches_BPD, positions_PD, patches_BK)
         weight_DI = self.patch_weight.flatten(1)
-        embedded_BPD = linear(patches_BPD.to(self._dtype), weight_DI, self.patch_bias, self.compute.linear)
+        embedded_BPD = linear(
+            patches_BPD.to(self._dtype), weight_DI, self.patch_bias, self.compute.linear
+        )
         x_BPD = embedded_BPD.to(positions_PD.dtype) + positions_PD
         return self.transformer(x_BPD.to(self._dtype), None, stop=block)
 
     def finish(self, features: Tensor, block: int) -> Tensor:
-        return self.head(self.ln_post(self.transformer(features.to(self._dtype), None, first=block)))
+        return self.head(
+            self.ln_post(self.transformer(features.to(self._dtype), None, first=block))
+        )
 
     def initialise_ends(self, generator: torch.Generator) -> None:
         """Values to start with: those of CLIP where it has such a part, and of the same size where it has not."""
         nn.init.normal_(self.patch_weight, 0.0, (3 * self.patch**2) ** -0.5, generator=generator)
         nn.init.zeros_(self.patch_bias)
-        nn.init.normal_(self.position_embedding, 0.0, len(self.patch_bias) ** -0.5, generator=generator)
+        nn.init.normal_(
+            self.position_embedding, 0.0, len(self.patch_bias) ** -0.5, generator=generator
+        )
         self.head.initialise(generator)
 
     def _positions(self, grid: int) -> Tensor:

@@ -50,7 +50,13 @@ def _attention_forward(
     width: tl.constexpr = HEADS * SIZE
     column, at = tl.arange(0, SIZE), tl.arange(0, PADDED)
     there = at < tokens
-    rows = qkv + sequence * tokens * 3 * width + head * SIZE + at[:, None] * 3 * width + column[None, :]
+    rows = (
+        qkv
+        + sequence * tokens * 3 * width
+        + head * SIZE
+        + at[:, None] * 3 * width
+        + column[None, :]
+    )
     query = tl.load(rows, mask=there[:, None], other=0.0)
     key = tl.load(rows + width, mask=there[:, None], other=0.0)
     scores = tl.dot(query, tl.trans(key)) * (scale * LOG2_E)  # 2 is the base of all exponents here
@@ -112,7 +118,9 @@ def _attention_backward(
     found = tl.load(out + out_rows, mask=seen[:, None], other=0.0)
     shared = tl.sum(found.to(tl.float32) * grad_out.to(tl.float32), 1)
     # Rows that are only padding have weights of zero.
-    log_sum = tl.load(log_sums + tl.program_id(0) * tokens + query_at, mask=seen, other=float("inf"))
+    log_sum = tl.load(
+        log_sums + tl.program_id(0) * tokens + query_at, mask=seen, other=float("inf")
+    )
     grad_query = tl.zeros([PADDED, SIZE], tl.float32)
     key_sum, value_sum = tl.zeros([SIZE], tl.float32), tl.zeros([SIZE], tl.float32)
     for first in range(0, whole, KEYS):
@@ -142,7 +150,9 @@ def _normal_tail(x):
     """
     density = tl.exp2(x * x * (-0.5 * LOG2_E))
     t = 1.0 / (1.0 + 0.3275911 * 0.7071067811865476 * tl.abs(x))
-    polynomial = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
+    polynomial = (
+        (((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592
+    ) * t
     return 0.5 * polynomial * density, density
 
 
@@ -155,7 +165,11 @@ def _gelu_forward(x, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constex
     here = (row < rows)[:, None] & (column < columns)[None, :]
     value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
     tail, _ = _normal_tail(value)
-    tl.store(out + at, (value * tl.where(value >= 0, 1.0 - tail, tail)).to(out.dtype.element_ty), mask=here)
+    tl.store(
+        out + at,
+        (value * tl.where(value >= 0, 1.0 - tail, tail)).to(out.dtype.element_ty),
+        mask=here,
+    )
 
 
 @triton.jit
@@ -167,7 +181,9 @@ def _gelu_backward(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < columns
     total = tl.zeros([STEP, COLUMNS], tl.float32)
-    for step in tl.range(0, ROWS, STEP, num_stages=STAGES):  # the next rows are on their way meanwhile
+    for step in tl.range(
+        0, ROWS, STEP, num_stages=STAGES
+    ):  # the next rows are on their way meanwhile
         row = tl.program_id(0) * ROWS + step + tl.arange(0, STEP)
         at = row[:, None].to(tl.int64) * columns + column[None, :]
         here = (row < rows)[:, None] & inside[None, :]
@@ -221,7 +237,9 @@ def _norm_backward(
         passing = tl.load(residual + at, mask=here, other=0.0).to(tl.float32)
         value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
         scale = tl.load(inverse + row, mask=row < rows, other=0.0)
-        normed = tl.where(here, (value - tl.load(mean + row, mask=row < rows, other=0.0)) * scale, 0.0)
+        normed = tl.where(
+            here, (value - tl.load(mean + row, mask=row < rows, other=0.0)) * scale, 0.0
+        )
         scaled = gradient * factor
         along = tl.sum(scaled * normed, 0) / columns
         found = scale * (scaled - tl.sum(scaled, 0) / columns - normed * along) + passing
@@ -241,10 +259,16 @@ def _normalise(pixels, mean, std, out, area, PIXELS: tl.constexpr, CHANNELS: tl.
     pixel, image = tl.program_id(1) * PIXELS + tl.arange(0, PIXELS), tl.program_id(0).to(tl.int64)
     here = pixel < area
     for channel in tl.static_range(CHANNELS):
-        value = tl.load(pixels + (image * area + pixel) * CHANNELS + channel, mask=here, other=0).to(tl.float32)
+        value = tl.load(
+            pixels + (image * area + pixel) * CHANNELS + channel, mask=here, other=0
+        ).to(tl.float32)
         # Divided as torch divides, so that the bits are the same.
         normalised = tl.div_rn(value - tl.load(mean + channel), tl.load(std + channel))
-        tl.store(out + (image * CHANNELS + channel) * area + pixel, normalised.to(out.dtype.element_ty), mask=here)
+        tl.store(
+            out + (image * CHANNELS + channel) * area + pixel,
+            normalised.to(out.dtype.element_ty),
+            mask=here,
+        )
 
 
 def normalise(pixels_BSSC: Tensor, mean_C: Tensor, std_C: Tensor, dtype: torch.dtype) -> Tensor:
@@ -293,11 +317,15 @@ def attention_forward(qkv_BLC: Tensor, heads: int, causal: bool) -> tuple[Tensor
     batch, tokens, width = qkv_BLC.shape[0], qkv_BLC.shape[1], qkv_BLC.shape[2] // 3
     qkv_BLC, size, padded = qkv_BLC.contiguous(), width // heads, _padded(tokens)
     if padded > OWN_FORWARD:
-        query, key, value = qkv_BLC.view(batch, tokens, 3, heads, size).permute(2, 0, 3, 1, 4).unbind(0)
+        query, key, value = (
+            qkv_BLC.view(batch, tokens, 3, heads, size).permute(2, 0, 3, 1, 4).unbind(0)
+        )
         found, log_sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             query, key, value, None, True, 0.0, causal, False
         )
-        return found.transpose(1, 2).contiguous().flatten(2), log_sums.reshape(-1, tokens) * LOG2_E.value
+        return found.transpose(1, 2).contiguous().flatten(2), log_sums.reshape(
+            -1, tokens
+        ) * LOG2_E.value
     out = qkv_BLC.new_empty(batch, tokens, width)
     log_sums = qkv_BLC.new_empty(batch * heads, tokens, dtype=torch.float32)
     _attention_forward[(batch * heads,)](
@@ -309,7 +337,9 @@ def attention_forward(qkv_BLC: Tensor, heads: int, causal: bool) -> tuple[Tensor
 @attention_forward.register_fake
 def _(qkv_BLC: Tensor, heads: int, causal: bool) -> tuple[Tensor, Tensor]:
     batch, tokens, width = qkv_BLC.shape
-    return qkv_BLC.new_empty(batch, tokens, width // 3), qkv_BLC.new_empty(batch * heads, tokens, dtype=torch.float32)
+    return qkv_BLC.new_empty(batch, tokens, width // 3), qkv_BLC.new_empty(
+        batch * heads, tokens, dtype=torch.float32
+    )
 
 
 @torch.library.custom_op("lapclip::attention_backward", mutates_args=())
@@ -318,8 +348,16 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of queries, keys and values, as they came, and their sum over the tokens of each sequence."""
     batch, tokens, width = grad_BLC.shape
-    qkv_BLC, grad_BLC, size, padded = qkv_BLC.contiguous(), grad_BLC.contiguous(), width // heads, _padded(tokens)
-    grad_qkv, sums = torch.empty_like(qkv_BLC), qkv_BLC.new_empty(batch, 3 * width, dtype=torch.float32)
+    qkv_BLC, grad_BLC, size, padded = (
+        qkv_BLC.contiguous(),
+        grad_BLC.contiguous(),
+        width // heads,
+        _padded(tokens),
+    )
+    grad_qkv, sums = (
+        torch.empty_like(qkv_BLC),
+        qkv_BLC.new_empty(batch, 3 * width, dtype=torch.float32),
+    )
     keys, warps = (min(padded, 32), 4) if padded <= 64 else (64, 8)
     left = tokens % keys
     _attention_backward[(batch * heads,)](
@@ -333,7 +371,9 @@ def attention_backward(
 def _(
     grad_BLC: Tensor, qkv_BLC: Tensor, out_BLC: Tensor, log_sums: Tensor, heads: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    return qkv_BLC.new_empty(qkv_BLC.shape), qkv_BLC.new_empty(qkv_BLC.shape[0], qkv_BLC.shape[2], dtype=torch.float32)
+    return qkv_BLC.new_empty(qkv_BLC.shape), qkv_BLC.new_empty(
+        qkv_BLC.shape[0], qkv_BLC.shape[2], dtype=torch.float32
+    )
 
 
 @torch.library.custom_op("lapclip::gelu", mutates_args=())
@@ -372,11 +412,16 @@ def _(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("lapclip::norm", mutates_args=())
-def norm_forward(x: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+def norm_forward(
+    x: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """A layer norm, the means of its rows, and the inverse of their standard deviations."""
     x, columns = x.contiguous(), x.shape[-1]
     rows = x.numel() // columns
-    out, mean, inverse = torch.empty_like(x), *(x.new_empty(rows, dtype=torch.float32) for _ in range(2))
+    out, mean, inverse = (
+        torch.empty_like(x),
+        *(x.new_empty(rows, dtype=torch.float32) for _ in range(2)),
+    )
     _norm_forward[(triton.cdiv(rows, NORM_ROWS),)](
         x, weight_C, bias_C, out, mean, inverse, rows, columns, epsilon, triton.next_power_of_2(columns), NORM_ROWS,
         num_warps=4,
@@ -396,7 +441,12 @@ def norm_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradient of what a norm was given and of the residual, together; and the sums that each program has of the
     gradients of its weight, of its bias, and of the residual."""
-    grad, residual, x, columns = grad.contiguous(), residual.contiguous(), x.contiguous(), x.shape[-1]
+    grad, residual, x, columns = (
+        grad.contiguous(),
+        residual.contiguous(),
+        x.contiguous(),
+        x.shape[-1],
+    )
     rows = x.numel() // columns
     programs = max(1, min(rows, NORM_PROGRAMS))
     grad_x, sums = torch.empty_like(x), x.new_empty(programs, 3, columns, dtype=torch.float32)
@@ -425,14 +475,23 @@ class ShortAttention(torch.autograd.Function):
     def forward(ctx, qkv_BLC: Tensor, bias_C: Tensor | None, heads: int, causal: bool) -> Tensor:
         out, log_sums = attention_forward(qkv_BLC, heads, causal)
         ctx.save_for_backward(qkv_BLC, out, log_sums)
-        ctx.heads, ctx.causal, ctx.bias_dtype = heads, causal, None if bias_C is None else bias_C.dtype
+        ctx.heads, ctx.causal, ctx.bias_dtype = (
+            heads,
+            causal,
+            None if bias_C is None else bias_C.dtype,
+        )
         return out
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         qkv_BLC, out, log_sums = ctx.saved_tensors
         grad_qkv, sums = attention_backward(grad, qkv_BLC, out, log_sums, ctx.heads, ctx.causal)
-        return grad_qkv, sums.sum(0).to(ctx.bias_dtype) if ctx.needs_input_grad[1] else None, None, None
+        return (
+            grad_qkv,
+            sums.sum(0).to(ctx.bias_dtype) if ctx.needs_input_grad[1] else None,
+            None,
+            None,
+        )
 
 
 class Gelu(torch.autograd.Function):
@@ -460,7 +519,12 @@ class Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, x: Tensor, weight_C: Tensor, bias_C: Tensor, branch_bias_C: Tensor | None, epsilon: float
+        ctx,
+        x: Tensor,
+        weight_C: Tensor,
+        bias_C: Tensor,
+        branch_bias_C: Tensor | None,
+        epsilon: float,
     ) -> tuple[Tensor, Tensor]:
         if torch.compiler.is_compiling():  # a compiler computes it together with the sum that x is
             normed, mean, inverse = torch.native_layer_norm(
@@ -470,7 +534,10 @@ class Norm(torch.autograd.Function):
         else:
             normed, mean, inverse = norm_forward(x, weight_C, bias_C, epsilon)
         ctx.save_for_backward(x, mean, inverse, weight_C)
-        ctx.bias_dtype, ctx.branch_dtype = bias_C.dtype, None if branch_bias_C is None else branch_bias_C.dtype
+        ctx.bias_dtype, ctx.branch_dtype = (
+            bias_C.dtype,
+            None if branch_bias_C is None else branch_bias_C.dtype,
+        )
         return normed, x.view_as(x)
 
     @staticmethod

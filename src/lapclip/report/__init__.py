@@ -7,7 +7,17 @@ from pathlib import Path
 
 from lapclip.errors import RunError
 from lapclip.report.comparison_report import comparison_report, comparison_sections, read_comparison
-from lapclip.report.document import Block, Cell, Gallery, Plot, Report, ReportImage, Sentences, Table, to_html
+from lapclip.report.document import (
+    Block,
+    Cell,
+    Gallery,
+    Plot,
+    Report,
+    ReportImage,
+    Sentences,
+    Table,
+    to_html,
+)
 from lapclip.report.evaluation_report import evaluation_sections
 from lapclip.report.gained_report import gained_sections
 from lapclip.report.run_report import run_report
@@ -28,7 +38,10 @@ def write_report(name: str | None, out: Path | None) -> tuple[list[Path], list[s
     warnings = [warning] if warning else []
     if name is None and not all_runs():
         if saved is None:
-            raise RunError(f"There are no runs in {RUNS.absolute()} and no saved comparison.", hint="lapclip train")
+            raise RunError(
+                f"There are no runs in {RUNS.absolute()} and no saved comparison.",
+                hint="lapclip train",
+            )
         # Not report.md: this may be the folder of somebody's own work.
         report, folder, name = comparison_report(saved), out or Path(), "lapclip-comparison"
         return write_user_files(report_files(report, folder, name)), warnings
@@ -50,14 +63,19 @@ def report_names(folder: Path, name: str) -> list[Path]:
 def report_files(report: Report, folder: Path, name: str) -> dict[Path, str]:
     """Return the texts of a report as a page and as Markdown, by path."""
     texts = (to_html(report), to_markdown(report))
-    return {path: without_controls(text) for path, text in zip(report_names(folder, name), texts, strict=True)}
+    return {
+        path: without_controls(text)
+        for path, text in zip(report_names(folder, name), texts, strict=True)
+    }
 
 
 def to_markdown(report: Report) -> str:
     """The whole report."""
     lines = [COMMENT.strip(), "", f"# {safe(report.title)}", "", safe(report.subtitle), ""]
     if report.headlines:
-        rows: list[list[str | Cell]] = [[line.name, line.value, line.detail] for line in report.headlines]
+        rows: list[list[str | Cell]] = [
+            [line.name, line.value, line.detail] for line in report.headlines
+        ]
         lines += [*table_lines(Table(["", "", ""], rows)), ""]
     for section in report.sections:
         lines += [f"## {safe(section.title)}", ""]
@@ -77,9 +95,18 @@ def _block(block: Block) -> list[str]:
         case Sentences():
             return [f"- {safe(line)}" for line in block.lines]
         case Table():
-            return [*([f"**{safe(block.folded)}**", ""] if block.folded else []), *table_lines(block)]
+            return [
+                *([f"**{safe(block.folded)}**", ""] if block.folded else []),
+                *table_lines(block),
+            ]
         case Plot():
-            return [f"### {safe(block.title)}", "", safe(block.explanation), "", *table_lines(block.table)]
+            return [
+                f"### {safe(block.title)}",
+                "",
+                safe(block.explanation),
+                "",
+                *table_lines(block.table),
+            ]
         case Gallery():
             rows: list[list[str | Cell]] = [
                 [text, "; ".join(_image(image) for image in images)] for text, images in block.rows
@@ -101,5 +128,8 @@ def _image(image: ReportImage) -> str:
 def table_lines(table: Table) -> list[str]:
     """A table in Markdown."""
     head = f"| {' | '.join(safe(column) for column in table.columns)} |"
-    rows = (" | ".join(safe(cell.text if isinstance(cell, Cell) else cell) for cell in row) for row in table.rows)
+    rows = (
+        " | ".join(safe(cell.text if isinstance(cell, Cell) else cell) for cell in row)
+        for row in table.rows
+    )
     return [head, "|---" * len(table.columns) + "|", *(f"| {row} |" for row in rows)]

@@ -16,7 +16,17 @@ from lapclip.report.plots import COLOURS, axes, line
 from lapclip.report.run_report import machine_rows
 from lapclip.runs.curves import Curve
 from lapclip.runs.events import mapping, mappings
-from lapclip.text import UNKNOWN, count, milliseconds, number, parameters, percent, significant, size, times
+from lapclip.text import (
+    UNKNOWN,
+    count,
+    milliseconds,
+    number,
+    parameters,
+    percent,
+    significant,
+    size,
+    times,
+)
 
 LABEL = 18
 """Characters of a line of the microscope that name what it is about."""
@@ -71,7 +81,11 @@ def timed_cells(saved: dict[str, Any]) -> list[TimedCell]:
         group = name
         if alone and len(threads) > 1:
             name = f"{dtype}, {count(cell.get('threads'))} thread{'' if cell.get('threads') == 1 else 's'}"
-        found.append(TimedCell(name, group, device, dtype, *(value for value in numbers if value is not None)))
+        found.append(
+            TimedCell(
+                name, group, device, dtype, *(value for value in numbers if value is not None)
+            )
+        )
     return found
 
 
@@ -92,11 +106,23 @@ def fastest(cells: list[TimedCell]) -> dict[tuple[float, float], float]:
 def comparison_report(saved: dict[str, Any]) -> Report:
     """A comparison on its own."""
     machine = mapping(saved.get("machine"))
-    about = [Table(["", ""], [[*row] for row in [*machine_rows(machine), ["torch", str(saved.get("torch", UNKNOWN))]]])]
+    about = [
+        Table(
+            ["", ""],
+            [
+                [*row]
+                for row in [*machine_rows(machine), ["torch", str(saved.get("torch", UNKNOWN))]]
+            ],
+        )
+    ]
     others = [name for kind, name in mapping(saved.get("devices")).items() if kind != "cpu"]
     chip = f"{machine.get('chip', 'unknown chip')}, {count(machine.get('cores'))} cores"
     subtitle = " and ".join([chip, *map(str, others)])
-    sections = [*comparison_sections(saved), *microscope_sections(saved), Section("Machine and versions", [*about])]
+    sections = [
+        *comparison_sections(saved),
+        *microscope_sections(saved),
+        Section("Machine and versions", [*about]),
+    ]
     return Report("What is fastest on this machine", subtitle, [], sections)
 
 
@@ -141,7 +167,10 @@ def microscope_sections(saved: dict[str, Any]) -> list[Section]:
 def _map(cells: list[TimedCell]) -> list[Block]:
     """Model size against batch size: who wins, and by how much."""
     rivals = contestants(cells)
-    sizes, batches = sorted({cell.parameters for cell in cells}), sorted({cell.batch for cell in cells})
+    sizes, batches = (
+        sorted({cell.parameters for cell in cells}),
+        sorted({cell.batch for cell in cells}),
+    )
     if len(rivals) < 2:
         return []
     rows: list[list[str | Cell]] = []
@@ -158,7 +187,10 @@ def _map(cells: list[TimedCell]) -> list[Block]:
         "Each cell names the fastest and how many times as fast as the second it is. Where the colour changes is the "
         "crossover; a tie means a difference under 5 %."
     )
-    return [Table(["model / batch", *(count(batch) for batch in batches)], rows), Sentences([explanation])]
+    return [
+        Table(["model / batch", *(count(batch) for batch in batches)], rows),
+        Sentences([explanation]),
+    ]
 
 
 def _winner(best: dict[str, float], rivals: list[str]) -> str | Cell:
@@ -177,7 +209,9 @@ def _winner(best: dict[str, float], rivals: list[str]) -> str | Cell:
 
 def _curves(saved: dict[str, Any], cells: list[TimedCell]) -> list[Block]:
     """Time against size at the smallest, a middle and the largest batch that have more than one size."""
-    batches = sorted({c.batch for c in cells if len({d.parameters for d in cells if d.batch == c.batch}) > 1})
+    batches = sorted(
+        {c.batch for c in cells if len({d.parameters for d in cells if d.batch == c.batch}) > 1}
+    )
     shown = sorted({batches[0], batches[len(batches) // 2], batches[-1]}) if batches else []
     return [_curve(saved, cells, batch) for batch in shown]
 
@@ -190,20 +224,36 @@ def _curve(saved: dict[str, Any], cells: list[TimedCell], batch: float) -> Plot:
         own = _best_by_size(cell for cell in here if cell.group == group)
         if not own:
             continue
-        traces.append(line(group, own, colour, unit=" ms", mode="markers", marker={"color": colour, "size": 8}))
+        traces.append(
+            line(
+                group, own, colour, unit=" ms", mode="markers", marker={"color": colour, "size": 8}
+            )
+        )
         curves[f"{group}, ms"] = own
         kinds = {(cell.device, cell.dtype) for cell in cells if cell.group == group}
         ahead = Curve(*_columns(_predicted(saved, kinds, batch)))
         fitted = _fitted(saved, kinds, batch)
         if fitted:
             style = {"color": colour, "width": 2}
-            traces.append(line(f"{group}, fit", fitted, colour, unit=" ms", line=style, showlegend=False))
+            traces.append(
+                line(f"{group}, fit", fitted, colour, unit=" ms", line=style, showlegend=False)
+            )
         if ahead:
             joined = Curve([*(fitted or own).x[-1:], *ahead.x], [*(fitted or own).y[-1:], *ahead.y])
             style = {"color": colour, "width": 2, "dash": "dash"}
             name = f"{group}, predicted"
             marker = {"symbol": "circle-open", "size": 8}
-            traces.append(line(name, joined, colour, unit=" ms", mode="lines+markers", line=style, marker=marker))
+            traces.append(
+                line(
+                    name,
+                    joined,
+                    colour,
+                    unit=" ms",
+                    mode="lines+markers",
+                    line=style,
+                    marker=marker,
+                )
+            )
             curves[f"{name}, ms"] = ahead
     return Plot(
         f"Time of a step at batch {count(batch)}",
@@ -221,7 +271,9 @@ def _fitted(saved: dict[str, Any], kinds: set[tuple[str, str]], batch: float) ->
     best: dict[float, float] = {}
     for cell in mappings(saved.get("cells")):
         model, ms = number(cell.get("parameters")), number(cell.get("fitted_ms"))
-        own = (str(cell.get("device")), str(cell.get("dtype"))) in kinds and cell.get("batch") == batch
+        own = (str(cell.get("device")), str(cell.get("dtype"))) in kinds and cell.get(
+            "batch"
+        ) == batch
         if own and model and ms:
             best[model] = min(ms, best.get(model, ms))
     return Curve(*_columns(sorted(best.items())))
@@ -257,20 +309,50 @@ def _predictions(saved: dict[str, Any]) -> list[Block]:
         )
         blocks.append(Table(["device", "overhead", "a layer", "an update", "rate", "error"], fits))
     if rows:
-        blocks.append(Table(["model", "batch", "device", "predicted step"], rows, folded="Predicted, not measured"))
+        blocks.append(
+            Table(
+                ["model", "batch", "device", "predicted step"],
+                rows,
+                folded="Predicted, not measured",
+            )
+        )
     return blocks
 
 
 def _all_cells(saved: dict[str, Any]) -> list[Block]:
     rows: list[list[Any]] = []
     for c in mappings(saved.get("cells")):
-        measured = [milliseconds(c.get("ms")), count(c.get("pairs_per_second")), size(c.get("peak_memory_bytes"))]
+        measured = [
+            milliseconds(c.get("ms")),
+            count(c.get("pairs_per_second")),
+            size(c.get("peak_memory_bytes")),
+        ]
         joules = UNKNOWN if number(c.get("joules")) is None else f"{significant(c['joules'])} J"
         device = f"{c.get('device', UNKNOWN)} {c.get('dtype', '')}"
         name = f"{c.get('model', '')} {parameters(c.get('parameters'))}".strip()
         note = f"not run: {c['skipped']}" if c.get("skipped") else ""
-        rows.append([name, count(c.get("batch")), device, count(c.get("used_threads")), *measured, joules, note])
-    columns = ["model", "batch", "device", "threads", "step", "pairs/s", "peak memory", "energy", ""]
+        rows.append(
+            [
+                name,
+                count(c.get("batch")),
+                device,
+                count(c.get("used_threads")),
+                *measured,
+                joules,
+                note,
+            ]
+        )
+    columns = [
+        "model",
+        "batch",
+        "device",
+        "threads",
+        "step",
+        "pairs/s",
+        "peak memory",
+        "energy",
+        "",
+    ]
     return [Table(columns, rows, folded="Every cell")] if rows else []
 
 
@@ -279,7 +361,9 @@ def _best_by_size(cells: Iterable[TimedCell]) -> Curve:
     return Curve(*_columns(sorted((sizes[0], ms) for sizes, ms in best.items())))
 
 
-def _predicted(saved: dict[str, Any], kinds: set[tuple[str, str]], batch: float) -> list[tuple[float, float]]:
+def _predicted(
+    saved: dict[str, Any], kinds: set[tuple[str, str]], batch: float
+) -> list[tuple[float, float]]:
     """Predictions of a contestant at a batch size: the fastest of its kinds for each model."""
     best: dict[float, float] = {}
     for p in mappings(saved.get("predictions")):
@@ -295,7 +379,8 @@ def _by_size(curves: dict[str, Curve]) -> Table:
     sizes = sorted({x for points in curves.values() for x in points.x})
     found = {name: dict(zip(points.x, points.y, strict=True)) for name, points in curves.items()}
     return Table(
-        ["parameters", *curves], [[parameters(x), *(significant(own.get(x)) for own in found.values())] for x in sizes]
+        ["parameters", *curves],
+        [[parameters(x), *(significant(own.get(x)) for own in found.values())] for x in sizes],
     )
 
 

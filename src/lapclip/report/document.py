@@ -104,7 +104,9 @@ class Report:
 
 STATIC = Path(__file__).parent / "static"
 # Nothing may be fetched, whatever a caption says; what is in the file may run.
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+)
 
 
 def html_page(
@@ -125,9 +127,17 @@ def html_page(
     """
     style = "".join(path.read_text(encoding="utf-8") for path in (STATIC / "page.css", *styles))
     # "<" written as an escape: no text inside can end the script that holds it.
-    encoded = {name: to_json(value, compact=True).replace("<", "\\u003c") for name, value in (data or {}).items()}
-    values = "".join(f'<script type="application/json" id="{name}">{text}</script>' for name, text in encoded.items())
-    programs = "".join(f"<script>{_script(path.read_text(encoding='utf-8'))}</script>" for path in scripts)
+    encoded = {
+        name: to_json(value, compact=True).replace("<", "\\u003c")
+        for name, value in (data or {}).items()
+    }
+    values = "".join(
+        f'<script type="application/json" id="{name}">{text}</script>'
+        for name, text in encoded.items()
+    )
+    programs = "".join(
+        f"<script>{_script(path.read_text(encoding='utf-8'))}</script>" for path in scripts
+    )
     attribute = f' class="{body_class}"' if body_class else ""
     return (
         f'<!doctype html>\n{COMMENT}<html lang="en"><head><meta charset="utf-8">'
@@ -159,7 +169,9 @@ def headlines(lines: Sequence[Headline]) -> str:
 
 def to_html(report: Report) -> str:
     """A whole report."""
-    plots = [block for section in report.sections for block in section.blocks if isinstance(block, Plot)]
+    plots = [
+        block for section in report.sections for block in section.blocks if isinstance(block, Plot)
+    ]
     names = {id(plot): f"plot-{at}" for at, plot in enumerate(plots, 1)}
     charts = {names[id(plot)]: {"data": plot.traces, "layout": plot.layout} for plot in plots}
     body = headlines(report.headlines) + "".join(
@@ -180,7 +192,9 @@ def _block(block: Block, names: dict[int, str]) -> str:
         case Sentences():
             return f"<ul>{''.join(f'<li>{escaped(line)}</li>' for line in block.lines)}</ul>"
         case Table() if block.folded:
-            return f"<details><summary>{escaped(block.folded)}</summary>{table_html(block)}</details>"
+            return (
+                f"<details><summary>{escaped(block.folded)}</summary>{table_html(block)}</details>"
+            )
         case Table():
             return table_html(block)
         case Plot():
@@ -197,7 +211,9 @@ def _block(block: Block, names: dict[int, str]) -> str:
                 f"<li><p>{escaped(text)}</p><div>{''.join(_image(image) for image in images)}</div></li>"
                 for text, images in block.rows
             )
-            kind = "gallery pairs" if all(len(images) <= 2 for _, images in block.rows) else "gallery"
+            kind = (
+                "gallery pairs" if all(len(images) <= 2 for _, images in block.rows) else "gallery"
+            )
             return (
                 f"<figure><h3>{escaped(block.title)}</h3><figcaption>{escaped(block.explanation)}</figcaption>"
                 f'<ul class="{kind}">{rows}</ul></figure>'
@@ -220,7 +236,9 @@ def table_html(table: Table) -> str:
     """A table alone, as it is in a page."""
     head = "".join(f'<th scope="col">{escaped(column)}</th>' for column in table.columns)
     head = f"<thead><tr>{head}</tr></thead>" if any(table.columns) else ""
-    rows = "".join(f"<tr>{''.join(_cell(cell, at) for at, cell in enumerate(row))}</tr>" for row in table.rows)
+    rows = "".join(
+        f"<tr>{''.join(_cell(cell, at) for at, cell in enumerate(row))}</tr>" for row in table.rows
+    )
     return f'<div class="table" tabindex="0"><table>{head}<tbody>{rows}</tbody></table></div>'
 
 

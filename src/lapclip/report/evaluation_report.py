@@ -12,7 +12,17 @@ from typing import Any
 
 from lapclip.evaluation import QUESTIONS, RANKS, WAYS
 from lapclip.paths import read_json
-from lapclip.report.document import Block, Gallery, Headline, Plot, Report, ReportImage, Section, Sentences, Table
+from lapclip.report.document import (
+    Block,
+    Gallery,
+    Headline,
+    Plot,
+    Report,
+    ReportImage,
+    Section,
+    Sentences,
+    Table,
+)
 from lapclip.report.plots import axes, error_bars, plain
 from lapclip.runs.events import mapping, mappings
 from lapclip.text import UNKNOWN, count, interval, number, percent, significant
@@ -37,7 +47,11 @@ def evaluation_sections(run: Path) -> list[Section]:
         except (OSError, ValueError):
             continue
     newest_first = sorted(found, key=lambda entry: entry[0], reverse=True)
-    return [section for _, evaluation, folder in newest_first for section in sections(evaluation, folder)]
+    return [
+        section
+        for _, evaluation, folder in newest_first
+        for section in sections(evaluation, folder)
+    ]
 
 
 def evaluation_report(evaluation: dict[str, Any], folder: Path) -> Report:
@@ -52,7 +66,11 @@ def sections(evaluation: dict[str, Any], folder: Path) -> list[Section]:
     scores, classes = mapping(evaluation.get("evaluation")), mapping(evaluation.get("zeroshot"))
     blocks: list[Block | None] = [Sentences(about)]
     if scores:
-        blocks += [recall_table(evaluation, scores), recall_plot(scores), rank_plot(evaluation, scores)]
+        blocks += [
+            recall_table(evaluation, scores),
+            recall_plot(scores),
+            rank_plot(evaluation, scores),
+        ]
         blocks += short_question_blocks(mapping(evaluation.get("short_questions")))
         blocks.append(_hubness(mapping(evaluation.get("hubness"))))
         blocks += [
@@ -65,7 +83,12 @@ def sections(evaluation: dict[str, Any], folder: Path) -> list[Section]:
         blocks += [Sentences([f"Sentences for each class: {templates}."]), class_table(classes)]
         blocks += [per_class(classes), confusion(classes), _mistaken(evaluation, folder)]
     blocks.append(_geometry(mapping(evaluation.get("geometry"))))
-    return [Section(f"Evaluation: {evaluation.get('data')}, split {evaluation.get('split')}", [b for b in blocks if b])]
+    return [
+        Section(
+            f"Evaluation: {evaluation.get('data')}, split {evaluation.get('split')}",
+            [b for b in blocks if b],
+        )
+    ]
 
 
 def _where(evaluation: dict[str, Any]) -> str:
@@ -80,7 +103,13 @@ def _headlines(evaluation: dict[str, Any]) -> list[Headline]:
     scores, classes = mapping(evaluation.get("evaluation")), mapping(evaluation.get("zeroshot"))
     lines = []
     if number(evaluation.get("trained_on")):
-        lines.append(Headline("trained on", count(evaluation["trained_on"]), "of these images: no test of the model"))
+        lines.append(
+            Headline(
+                "trained on",
+                count(evaluation["trained_on"]),
+                "of these images: no test of the model",
+            )
+        )
     for way, name in WAYS.items():
         if number(scores.get(f"{way}_r1")) is not None:
             sure = interval(mapping(scores.get("intervals")).get(f"{way}_r1"))
@@ -91,7 +120,11 @@ def _headlines(evaluation: dict[str, Any]) -> list[Headline]:
     asked = mapping(evaluation.get("short_questions"))
     if number(asked.get("map")) is not None:
         lines.append(
-            Headline("short questions, mAP", significant(asked["map"]), f"chance {significant(asked.get('chance'))}")
+            Headline(
+                "short questions, mAP",
+                significant(asked["map"]),
+                f"chance {significant(asked.get('chance'))}",
+            )
         )
     if number(classes.get("top1")) is not None:
         sure = interval(mapping(classes.get("intervals")).get("top1"))
@@ -123,16 +156,40 @@ def recall_table(evaluation: dict[str, Any], scores: dict[str, Any]) -> Table:
             rows.append([f"{name}, most that shared captions allow", *map(percent, shared), "", ""])
     batch = mapping(scores.get("in_batch"))
     if batch:
-        rows.append([f"in batches of {batch.get('size')}", percent(batch.get("accuracy")), "", "", "", ""])
-        rows.append([f"chance in batches of {batch.get('size')}", percent(batch.get("chance")), "", "", "", ""])
+        rows.append(
+            [f"in batches of {batch.get('size')}", percent(batch.get("accuracy")), "", "", "", ""]
+        )
+        rows.append(
+            [
+                f"chance in batches of {batch.get('size')}",
+                percent(batch.get("chance")),
+                "",
+                "",
+                "",
+                "",
+            ]
+        )
     if number(evaluation.get("linear_baseline")) is not None:
-        rows.append(["text to image, linear baseline", percent(evaluation["linear_baseline"]), "", "", "", ""])
+        rows.append(
+            [
+                "text to image, linear baseline",
+                percent(evaluation["linear_baseline"]),
+                "",
+                "",
+                "",
+                "",
+            ]
+        )
     return Table(["", "R@1", "R@5", "R@10", "median rank", "mean reciprocal rank"], rows)
 
 
 def _metrics(values: dict[str, Any], way: str) -> list[str]:
     recalls = [percent(values.get(f"{way}_r{rank}")) for rank in RANKS]
-    return [*recalls, _rank(values.get(f"{way}_median_rank")), significant(values.get(f"{way}_mean_reciprocal_rank"))]
+    return [
+        *recalls,
+        _rank(values.get(f"{way}_median_rank")),
+        significant(values.get(f"{way}_mean_reciprocal_rank")),
+    ]
 
 
 def _intervals(values: dict[str, Any], way: str) -> list[str]:
@@ -166,7 +223,11 @@ def class_table(classes: dict[str, Any]) -> Table:
 
 def short_question_blocks(found: dict[str, Any]) -> list[Block]:
     """How well single words and phrases find their images, and which best and worst."""
-    kinds = [(name, kind) for name, kind in (("words", found), ("phrases", mapping(found.get("phrases")))) if kind]
+    kinds = [
+        (name, kind)
+        for name, kind in (("words", found), ("phrases", mapping(found.get("phrases"))))
+        if kind
+    ]
     rows: list[list[Any]] = [
         [
             f"{count(kind.get('questions'))} {name}",
@@ -188,7 +249,9 @@ def short_question_blocks(found: dict[str, Any]) -> list[Block]:
         "one caption of each image and is scored on its others; beside it is the model on those same others."
     ]
     for name, kind in kinds:
-        best, worst = (", ".join(map(_question, mappings(kind.get(end)))) for end in ("best", "worst"))
+        best, worst = (
+            ", ".join(map(_question, mappings(kind.get(end)))) for end in ("best", "worst")
+        )
         if best:
             sentences.append(f"Best {name}: {best}{f'; worst: {worst}' if worst else ''}.")
     header = [
@@ -210,8 +273,14 @@ def _hubness(found: dict[str, Any]) -> Table | None:
         each = mapping(found.get(kind))
         for metric, text, said in HUBNESS[kind]:
             if number(each.get(metric)) is not None:
-                share = f"share {significant(each.get('share'))}" if each.get("used") else "not used: no sure gain"
-                rows.append([f"{name}, {text}", said(each[metric]), said(each.get(f"{metric}_with")), share])
+                share = (
+                    f"share {significant(each.get('share'))}"
+                    if each.get("used")
+                    else "not used: no sure gain"
+                )
+                rows.append(
+                    [f"{name}, {text}", said(each[metric]), said(each.get(f"{metric}_with")), share]
+                )
     return Table(["hubness correction", "without", "with", "in search"], rows) if rows else None
 
 
@@ -233,7 +302,11 @@ def _confused(evaluation: dict[str, Any], folder: Path) -> Gallery | None:
         if own is None or preferred is None:
             continue
         images = [
-            ReportImage(_thumbnail(folder, own), f"its own image, {significant(pair.get('own_score'))}", right=True),
+            ReportImage(
+                _thumbnail(folder, own),
+                f"its own image, {significant(pair.get('own_score'))}",
+                right=True,
+            ),
             ReportImage(
                 _thumbnail(folder, preferred),
                 f"preferred, {significant(pair.get('preferred_score'))}: {pair.get('preferred_caption')}",
@@ -274,14 +347,22 @@ def _mistaken(evaluation: dict[str, Any], folder: Path) -> Gallery | None:
         for entry in mappings(evaluation.get("mistaken"))
         if (at := number(entry.get("picture"))) is not None
     ]
-    explanation = "Images taken for another class by the largest margin, one for each kind of mistake."
+    explanation = (
+        "Images taken for another class by the largest margin, one for each kind of mistake."
+    )
     return Gallery("Surest mistakes", explanation, [("", images)]) if images else None
 
 
 def _geometry(values: dict[str, Any]) -> Table | None:
     meanings = {
-        "modality_gap": ("modality gap", "distance between the mean image and the mean caption; 0 is none"),
-        "alignment": ("alignment", "mean squared distance of a caption and its image; 0 is best, 2 is unrelated"),
+        "modality_gap": (
+            "modality gap",
+            "distance between the mean image and the mean caption; 0 is none",
+        ),
+        "alignment": (
+            "alignment",
+            "mean squared distance of a caption and its image; 0 is best, 2 is unrelated",
+        ),
         "uniformity_pictures": ("uniformity of images", "0 is one point, near -4 is spread evenly"),
         "uniformity_captions": ("uniformity of captions", "the same for captions"),
     }
@@ -310,7 +391,9 @@ def recall_plot(scores: dict[str, Any]) -> Plot | None:
         if any(value is None for value in values):
             return None
         whiskers = error_bars(values, [intervals.get(f"{way}_r{rank}") for rank in RANKS])
-        traces.append(bars(name, [f"R@{rank}" for rank in RANKS], values, COLOURS[way], error_y=whiskers))
+        traces.append(
+            bars(name, [f"R@{rank}" for rank in RANKS], values, COLOURS[way], error_y=whiskers)
+        )
         rows += [
             [f"{name}, R@{rank}", percent(value), interval(intervals.get(f"{way}_r{rank}"))]
             for rank, value in zip(RANKS, values, strict=True)
@@ -318,8 +401,13 @@ def recall_plot(scores: dict[str, Any]) -> Plot | None:
     for way, name in WAYS.items():
         values = [number(chances.get(f"{way}_r{rank}")) for rank in RANKS]
         if all(value is not None for value in values):
-            traces.append(bars(f"chance, {name}", [f"R@{rank}" for rank in RANKS], values, "--faint"))
-            rows += [[f"chance, {name}, R@{rank}", percent(v), ""] for rank, v in zip(RANKS, values, strict=True)]
+            traces.append(
+                bars(f"chance, {name}", [f"R@{rank}" for rank in RANKS], values, "--faint")
+            )
+            rows += [
+                [f"chance, {name}, R@{rank}", percent(v), ""]
+                for rank, v in zip(RANKS, values, strict=True)
+            ]
     return Plot(
         "Recall",
         traces,
@@ -341,8 +429,13 @@ def rank_plot(evaluation: dict[str, Any], scores: dict[str, Any]) -> Plot | None
             continue
         names = [_ranks_text(entry) for entry in bins]
         traces.append(bars(name, names, shares, COLOURS[way]))
-        rows += [[f"{name}, rank {rank}", percent(share)] for rank, share in zip(names, shares, strict=True)]
-    medians = [f"{name} {significant(scores.get(f'{way}_median_rank'))}" for way, name in WAYS.items()]
+        rows += [
+            [f"{name}, rank {rank}", percent(share)]
+            for rank, share in zip(names, shares, strict=True)
+        ]
+    medians = [
+        f"{name} {significant(scores.get(f'{way}_median_rank'))}" for way, name in WAYS.items()
+    ]
     return Plot(
         "Rank of the right answer",
         traces,
@@ -377,7 +470,11 @@ def similarity_plot(histograms: dict[str, Any]) -> Plot | None:
     return Plot(
         "Similarities",
         traces,
-        {**axes("cosine similarity", "share of pairs", share=True), "barmode": "overlay", "bargap": 0},
+        {
+            **axes("cosine similarity", "share of pairs", share=True),
+            "barmode": "overlay",
+            "bargap": 0,
+        },
         "The further apart the two hills, the better the model tells true pairs from others.",
         Table(["similarity", "true pairs", "other pairs"], rows),
     )
@@ -411,20 +508,35 @@ def hard_negatives(found: dict[str, Any]) -> Plot | None:
         f"Each caption chooses between its own image and {count(found.get('negatives'))} wrong ones. Hard ones "
         "have the most similar captions by their words (tf-idf, not this model), medium ones are drawn from the most "
         "similar tenth, easy ones from the less similar half. A model that knows only the topic falls steeply.",
-        Table(["wrong images", "beats all", "95 % interval", "beats each", "likeness of captions"], rows),
+        Table(
+            ["wrong images", "beats all", "95 % interval", "beats each", "likeness of captions"],
+            rows,
+        ),
     )
 
 
 def per_class(classes: dict[str, Any]) -> Plot | None:
     """Recall of each class."""
-    entries = [entry for entry in mappings(classes.get("per_class")) if number(entry.get("recall")) is not None]
+    entries = [
+        entry
+        for entry in mappings(classes.get("per_class"))
+        if number(entry.get("recall")) is not None
+    ]
     if not entries:
         return None
     ordered = sorted(entries, key=lambda entry: -entry["recall"])
-    names, values = [str(entry.get("name")) for entry in ordered], [entry["recall"] for entry in ordered]
+    names, values = (
+        [str(entry.get("name")) for entry in ordered],
+        [entry["recall"] for entry in ordered],
+    )
     whiskers = error_bars(values, [entry.get("interval") for entry in ordered])
     rows: list[list[Any]] = [
-        [name, percent(entry["recall"]), interval(entry.get("interval")), count(entry.get("pictures"))]
+        [
+            name,
+            percent(entry["recall"]),
+            interval(entry.get("interval")),
+            count(entry.get("pictures")),
+        ]
         for name, entry in zip(names, ordered, strict=True)
     ]
     return Plot(
@@ -441,7 +553,11 @@ def confusion(classes: dict[str, Any]) -> Plot | None:
     """What is taken for what; of many classes, those with the most mistakes."""
     entries, cells = mappings(classes.get("per_class")), classes.get("confusion")
     numbers = [_numbers(cell) for cell in cells] if isinstance(cells, list) else []
-    if not entries or not numbers or any(len(cell) != 3 or max(cell[:2]) >= len(entries) for cell in numbers):
+    if (
+        not entries
+        or not numbers
+        or any(len(cell) != 3 or max(cell[:2]) >= len(entries) for cell in numbers)
+    ):
         return None
     mistakes = [0.0] * len(entries)
     for own, guess, times in numbers:
@@ -453,7 +569,9 @@ def confusion(classes: dict[str, Any]) -> Plot | None:
     times_of = {(int(own), int(guess)): times for own, guess, times in numbers}
     counts = [[times_of.get((own, guess), 0.0) for guess in shown] for own in shown]
     images = [number(entries[at].get("pictures")) or 0.0 for at in shown]
-    shares = [[value / max(1, total) for value in row] for row, total in zip(counts, images, strict=True)]
+    shares = [
+        [value / max(1, total) for value in row] for row, total in zip(counts, images, strict=True)
+    ]
     trace = {
         "type": "heatmap",
         "x": [plain(name) for name in names],
@@ -467,7 +585,9 @@ def confusion(classes: dict[str, Any]) -> Plot | None:
         "zmax": 1,
         "colorbar": {"thickness": 10, "tickformat": ".0%"},
     }
-    rows: list[list[Any]] = [[name, *map(count, row)] for name, row in zip(names, counts, strict=True)]
+    rows: list[list[Any]] = [
+        [name, *map(count, row)] for name, row in zip(names, counts, strict=True)
+    ]
     some = f" Of {count(len(entries))} classes, the {MOST_CLASSES} that are in the most mistakes."
     return Plot(
         "Confusion matrix",

@@ -55,7 +55,9 @@ def sections(gained: dict[str, Any]) -> list[Section]:
 def _recommended(gained: dict[str, Any]) -> str:
     if number(gained.get("alpha")) is None:
         return ""
-    written = f" The model at alpha {significant(gained.get('model_alpha'))} is in {gained.get('model')}."
+    written = (
+        f" The model at alpha {significant(gained.get('model_alpha'))} is in {gained.get('model')}."
+    )
     end = written if gained.get("model") else ""
     return f"Recommended: alpha {significant(gained['alpha'])}, {gained.get('why')}.{end}"
 
@@ -80,12 +82,27 @@ def _curves(gained: dict[str, Any]) -> Plot | None:
         if not points:
             continue
         name = _what(found)
-        curves[name] = Curve([point["alpha"] for point in points], [point["value"] for point in points])
+        curves[name] = Curve(
+            [point["alpha"] for point in points], [point["value"] for point in points]
+        )
         colour, dash = COLOURS[at % len(COLOURS)], DASHES[at % len(DASHES)]
         sure = error_bars(curves[name].y, [point.get("interval") for point in points])
-        drawn = {"line": {"color": colour, "width": 2 if at else 3, "dash": dash}, "mode": "lines+markers"}
+        drawn = {
+            "line": {"color": colour, "width": 2 if at else 3, "dash": dash},
+            "mode": "lines+markers",
+        }
         error = {**sure, "color": colour, "thickness": 1, "width": 3}
-        traces.append(line(name, curves[name], colour, share=True, error_y=error, marker={"color": colour}, **drawn))
+        traces.append(
+            line(
+                name,
+                curves[name],
+                colour,
+                share=True,
+                error_y=error,
+                marker={"color": colour},
+                **drawn,
+            )
+        )
     if not traces:
         return None
     alpha = number(gained.get("alpha"))
@@ -115,7 +132,17 @@ def _table(gained: dict[str, Any]) -> Table | None:
             _sure(chosen), change(chosen), percent(found.get("chance")), count(found.get("pictures")), decides,
         ])  # fmt: skip
     at = f"at alpha {significant(alpha)}"
-    names = ["", "before", "after", "change, points", at, "change, points", "chance", "images", "decides"]
+    names = [
+        "",
+        "before",
+        "after",
+        "change, points",
+        at,
+        "change, points",
+        "chance",
+        "images",
+        "decides",
+    ]
     return Table(names, rows) if rows else None
 
 
@@ -132,7 +159,9 @@ def _recalls(new: dict[str, Any], gained: dict[str, Any]) -> Table | None:
             key = f"{way}_r{rank}"
             values = [mapping(new.get(kind)) for kind, _ in columns]
             if all(number(value.get(key)) is not None for value in values):
-                shown = (_both(value[key], mapping(value.get("intervals")).get(key)) for value in values)
+                shown = (
+                    _both(value[key], mapping(value.get("intervals")).get(key)) for value in values
+                )
                 rows.append([f"{name}, R@{rank}", *shown])
     asked = [mapping(mapping(new.get(kind)).get("short_questions")) for kind, _ in columns]
     if all(number(found.get("map")) is not None for found in asked):

@@ -25,7 +25,9 @@ def plain(text: Any) -> str:
     return html.escape(str(text))
 
 
-def line(name: str, points: Curve, colour: str, *, share: bool = False, unit: str = "", **extra: Any) -> dict[str, Any]:
+def line(
+    name: str, points: Curve, colour: str, *, share: bool = False, unit: str = "", **extra: Any
+) -> dict[str, Any]:
     """A curve. `share` shows its values as percentages."""
     points = thinned(points)
     value = "%{y:.1%}" if share else "%{y:.4~g}"
@@ -46,22 +48,34 @@ def faint(name: str, points: Curve, **extra: Any) -> dict[str, Any]:
     return line(name, points, "--faint", **{"line": {"color": "--faint", "width": 1}, **extra})
 
 
-def level(name: str, x: Sequence[float], value: float, colour: str = "--muted", dash: str = "dash") -> dict[str, Any]:
+def level(
+    name: str, x: Sequence[float], value: float, colour: str = "--muted", dash: str = "dash"
+) -> dict[str, Any]:
     """A level line from end to end, such as chance."""
     ends = Curve([x[0], x[-1]], [value, value])
     return line(name, ends, colour, share=True, line={"color": colour, "width": 1.5, "dash": dash})
 
 
-def axes(x: str, y: str, *, share: bool = False, x_log: bool = False, y_log: bool = False) -> dict[str, Any]:
+def axes(
+    x: str, y: str, *, share: bool = False, x_log: bool = False, y_log: bool = False
+) -> dict[str, Any]:
     """Both axes with their titles and units."""
-    layout: dict[str, Any] = {"xaxis": {"title": {"text": plain(x)}}, "yaxis": {"title": {"text": plain(y)}}}
+    layout: dict[str, Any] = {
+        "xaxis": {"title": {"text": plain(x)}},
+        "yaxis": {"title": {"text": plain(y)}},
+    }
     if x == "step":
         layout["xaxis"]["tickformat"] = ","
     if share:
         layout["yaxis"] |= {"tickformat": "~%", "rangemode": "tozero"}
     for name, logarithmic in (("xaxis", x_log), ("yaxis", y_log)):
         if logarithmic:
-            layout[name] |= {"type": "log", "dtick": 1, "exponentformat": "B", "tickfont": {"size": 11}}
+            layout[name] |= {
+                "type": "log",
+                "dtick": 1,
+                "exponentformat": "B",
+                "tickfont": {"size": 11},
+            }
     return layout
 
 
@@ -130,7 +144,14 @@ def error_bars(values: list[Any], intervals: list[Any]) -> dict[str, Any]:
                 up.append(0.0)
                 down.append(0.0)
     ends = {"array": up, "arrayminus": down}
-    return {"type": "data", "symmetric": False, "thickness": 1.5, "width": 4, "color": "--ink", **ends}
+    return {
+        "type": "data",
+        "symmetric": False,
+        "thickness": 1.5,
+        "width": 4,
+        "color": "--ink",
+        **ends,
+    }
 
 
 def table_of(x: str, curves: dict[str, Curve], *, share: bool = False) -> Table:
@@ -140,7 +161,12 @@ def table_of(x: str, curves: dict[str, Curve], *, share: bool = False) -> Table:
     rows: list[list[Any]] = []
     for at in samples(len(longest)):
         x_value = longest.x[at]
-        rows.append([significant(x_value, 6), *(_near(points, x_value, shown) for points in curves.values())])
+        rows.append(
+            [
+                significant(x_value, 6),
+                *(_near(points, x_value, shown) for points in curves.values()),
+            ]
+        )
     return Table([x, *curves], rows)
 
 

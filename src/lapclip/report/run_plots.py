@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from lapclip.report.document import Block, Plot, Section, Sentences, Table
-from lapclip.report.plots import COLOURS, axes, error_bars, faint, heat, level, line, marks, plain, table_of
+from lapclip.report.plots import (
+    COLOURS,
+    axes,
+    error_bars,
+    faint,
+    heat,
+    level,
+    line,
+    marks,
+    plain,
+    table_of,
+)
 from lapclip.runs.curves import Curve, curve, smoothed
 from lapclip.runs.events import mapping
 from lapclip.runs.view import RunView
@@ -39,7 +50,11 @@ def turning_points(view: RunView) -> list[tuple[float, str]]:
     """Where a run fell back or was resumed, for marking."""
     fell = [(event, f"change {number_}") for number_, event in enumerate(view.summary.fallbacks, 1)]
     went_on = [(event, "resumed") for event in view.summary.resumes]
-    return [(step, label) for event, label in [*went_on, *fell] if (step := number(event.get("step"))) is not None]
+    return [
+        (step, label)
+        for event, label in [*went_on, *fell]
+        if (step := number(event.get("step"))) is not None
+    ]
 
 
 def _loss(view: RunView) -> Plot | None:
@@ -61,15 +76,23 @@ def _accuracy(view: RunView) -> Plot | None:
     recalls = {
         "text to image R@1": view.recall,
         "image to text R@1": view.metric("i2t_r1"),
-        "held-out batches": curve(evaluations, lambda e: mapping(e["evaluation"].get("in_batch")).get("accuracy")),
+        "held-out batches": curve(
+            evaluations, lambda e: mapping(e["evaluation"].get("in_batch")).get("accuracy")
+        ),
     }
     recalls = {name: points for name, points in recalls.items() if points}
     if not raw and not recalls:
         return None
     mean = smoothed(raw)
     colours = ("--orange", "--purple", "--green")
-    traces = [faint("each batch", raw, share=True), line("training batches", mean, "--blue", share=True)] if raw else []
-    for (name, points), colour, symbol in zip(recalls.items(), colours, ("circle", "diamond", "square"), strict=False):
+    traces = (
+        [faint("each batch", raw, share=True), line("training batches", mean, "--blue", share=True)]
+        if raw
+        else []
+    )
+    for (name, points), colour, symbol in zip(
+        recalls.items(), colours, ("circle", "diamond", "square"), strict=False
+    ):
         extra: dict[str, Any] = {"mode": "lines+markers", "marker": {"size": 7, "symbol": symbol}}
         if name.startswith("text to image"):
             extra["error_y"] = _errors(view, points)
@@ -137,7 +160,9 @@ def _gradients(view: RunView) -> Plot | None:
         ],
     )
     left_out = sum(event.get("grad_norm") is None for event in view.summary.steps)
-    overflow = f" Updates that overflowed in float16 and were left out: {left_out:,}." if left_out else ""
+    overflow = (
+        f" Updates that overflowed in float16 and were left out: {left_out:,}." if left_out else ""
+    )
     return Plot(
         "Gradient norms",
         traces,
@@ -151,7 +176,10 @@ def _gradients(view: RunView) -> Plot | None:
 
 def _errors(view: RunView, points: Curve) -> dict[str, Any]:
     """The intervals of text-to-image R@1 as whiskers."""
-    intervals = {event["step"]: mapping(event["evaluation"].get("intervals")) for event in view.summary.evaluations}
+    intervals = {
+        event["step"]: mapping(event["evaluation"].get("intervals"))
+        for event in view.summary.evaluations
+    }
     bars = error_bars(points.y, [intervals[int(x)].get("t2i_r1") for x in points.x])
     return {**bars, "thickness": 1, "width": 3}
 
@@ -199,7 +227,11 @@ def _machines(view: RunView) -> list[Block]:
     sentences = [text for text in (found.waiting, found.speed, before) if text]
     columns = ["machine", "share of a batch", "of its time it waits for others", "MB/s sent"]
     blocks: list[Block] = [Table(columns, rows), Sentences(sentences)]
-    curves = {rank.name: points for rank, points in zip(found.ranks, view.summary.waited(), strict=False) if points}
+    curves = {
+        rank.name: points
+        for rank, points in zip(found.ranks, view.summary.waited(), strict=False)
+        if points
+    }
     shown = dict(list(curves.items())[:MOST_LINES])
     if any(len(points) > 1 for points in shown.values()):
         blocks.append(
@@ -254,7 +286,9 @@ def _phases(view: RunView) -> Plot | None:
         for at, (name, seconds) in enumerate(phases.items())
         for colour in [PHASES.get(name, COLOURS[at % len(COLOURS)])]
     ]
-    rows: list[list[Any]] = [[name, significant(s * 1000), percent(s / total)] for name, s in phases.items()]
+    rows: list[list[Any]] = [
+        [name, significant(s * 1000), percent(s / total)] for name, s in phases.items()
+    ]
     layout = {"barmode": "stack", "xaxis": {"title": {"text": "ms"}}, "yaxis": {"visible": False}}
     towers = f" Towers on two devices: {view.towers_text(view.towers)}." if view.towers else ""
     return Plot(
@@ -361,21 +395,37 @@ def _power(view: RunView) -> list[Block]:
 
 def _heat(view: RunView) -> list[Block]:
     kinds = (
-        ("celsius", "Heat of the processor", "°C", "--red", "Level is good; near 100 °C most processors slow down."),
-        ("megahertz", "Frequency", "MHz", "--purple", "A step down while the heat is high is throttling."),
+        (
+            "celsius",
+            "Heat of the processor",
+            "°C",
+            "--red",
+            "Level is good; near 100 °C most processors slow down.",
+        ),
+        (
+            "megahertz",
+            "Frequency",
+            "MHz",
+            "--purple",
+            "A step down while the heat is high is throttling.",
+        ),
     )
     sentences: list[str] = []
     throttled = [event for event in view.summary.sensors if event.get("throttled") is True]
     if throttled:
         share = len(throttled) / len(view.summary.sensors)
         first = duration(throttled[0]["elapsed"])
-        sentences.append(f"The machine slowed itself down in {share:.0%} of the readings, first after {first}.")
+        sentences.append(
+            f"The machine slowed itself down in {share:.0%} of the readings, first after {first}."
+        )
     swap = curve(view.summary.sensors, lambda event: event.get("swap_bytes"))
     if swap and max(swap.y) > 0:
         sentences.append(f"Swap in use: {size(swap.y[0])} at first, at most {size(max(swap.y))}.")
     blocks: list[Block] = [Sentences(sentences)] if sentences else []
     for name, title, unit, colour, explanation in kinds:
-        if points := curve(view.summary.sensors, lambda event, name=name: event.get(name), x="elapsed"):
+        if points := curve(
+            view.summary.sensors, lambda event, name=name: event.get(name), x="elapsed"
+        ):
             blocks.append(
                 Plot(
                     title,
@@ -394,7 +444,9 @@ def _recall_by_energy(view: RunView, used: Curve) -> Curve:
     points = []
     for event in view.summary.evaluations:
         recall = number(event["evaluation"].get("t2i_r1"))
-        until = [joules for at, joules in zip(used.x, used.y, strict=True) if at <= event["elapsed"]]
+        until = [
+            joules for at, joules in zip(used.x, used.y, strict=True) if at <= event["elapsed"]
+        ]
         if recall is not None and until:
             points.append((until[-1] / WATT_HOUR, recall))
     return Curve([x for x, _ in points], [y for _, y in points])

@@ -12,14 +12,28 @@ from lapclip.runs.messages import message, messages
 from lapclip.runs.summary import Summary
 from lapclip.runs.view import RunView
 from lapclip.suggest import command
-from lapclip.text import UNKNOWN, count, duration, interval, moment, number, parameters, percent, size
+from lapclip.text import (
+    UNKNOWN,
+    count,
+    duration,
+    interval,
+    moment,
+    number,
+    parameters,
+    percent,
+    size,
+)
 
 
 def run_report(view: RunView, more: list[Section]) -> Report:
     """Everything a run's events tell, and `more` at the end."""
     summary = view.summary
     when = f", started {moment(view.started)}" if view.started else ""
-    progress = f"step {summary.step:,} of {summary.total_steps:,}" if summary.total_steps else "no step yet"
+    progress = (
+        f"step {summary.step:,} of {summary.total_steps:,}"
+        if summary.total_steps
+        else "no step yet"
+    )
     sections = [
         *_happened(view),
         *_metrics(summary),
@@ -59,11 +73,16 @@ def _headlines(view: RunView) -> list[Headline]:
     if summary.tower_devices:
         first, *moved = summary.tower_devices
         texts = [RunView.devices_text(RunView.devices_of(entry)) for entry in summary.tower_devices]
-        moves = [f"then {text}, from step {entry['step']:,} on" for entry, text in zip(moved, texts[1:], strict=True)]
+        moves = [
+            f"then {text}, from step {entry['step']:,} on"
+            for entry, text in zip(moved, texts[1:], strict=True)
+        ]
         towers = " and ".join(RunView.devices_of(first)) + " tower"
         lines.append(Headline("where it ran", texts[0], "; ".join(moves) or towers))
     if (total := number(summary.started.get("parameters"))) is not None:
-        lines.append(Headline("model", parameters(total), f"parameters, {summary.setting('model', 'name')}"))
+        lines.append(
+            Headline("model", parameters(total), f"parameters, {summary.setting('model', 'name')}")
+        )
     return lines
 
 
@@ -77,7 +96,10 @@ def _happened(view: RunView) -> list[Section]:
             texts = [f"change {changes}, after step {count(event.get('step'))}: {message(event)}"]
         if event["type"] not in ("paused", "went_on"):
             # The name of a file or a setting stays as it is written.
-            sentences += [text[:1].upper() + text[1:] if text.split(" ")[0].isalpha() else text for text in texts]
+            sentences += [
+                text[:1].upper() + text[1:] if text.split(" ")[0].isalpha() else text
+                for text in texts
+            ]
     if view.state == "died":
         sentences.append(
             f"It ended without a word after step {count(summary.step)}. Go on: {command('resume', view.name)}"
@@ -98,18 +120,28 @@ def _metrics(summary: Summary) -> list[Section]:
         recalls = [percent(scores.get(f"{way}_r{rank}")) for rank in (1, 5, 10)]
         rows.append([name, *recalls, interval(intervals.get(f"{way}_r1")) or "-"])
     closed = mapping(summary.started.get("closed_form"))
-    if number(closed.get("t2i_r1")) is not None and scores.get("split") == "val":  # it was scored there
+    if (
+        number(closed.get("t2i_r1")) is not None and scores.get("split") == "val"
+    ):  # it was scored there
         for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
             recalls = [percent(closed.get(f"{way}_r{rank}")) for rank in (1, 5, 10)]
             rows.append([f"{name}, linear heads fitted before training (val)", *recalls, ""])
     chances = mapping(scores.get("chances"))
     for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
         if number(chances.get(f"{way}_r1")) is not None:
-            rows.append([f"{name}, chance", *(percent(chances.get(f"{way}_r{rank}")) for rank in (1, 5, 10)), ""])
+            rows.append(
+                [
+                    f"{name}, chance",
+                    *(percent(chances.get(f"{way}_r{rank}")) for rank in (1, 5, 10)),
+                    "",
+                ]
+            )
     batch = scores.get("in_batch")
     if isinstance(batch, dict):
         sure = _join(interval(batch.get("interval")), f"chance {percent(batch.get('chance'))}")
-        rows.append([f"in batches of {batch.get('size')}", percent(batch.get("accuracy")), "", "", sure])
+        rows.append(
+            [f"in batches of {batch.get('size')}", percent(batch.get("accuracy")), "", "", sure]
+        )
     finished = summary.ending.get("type") == "finished"
     kept = "The best model so far"
     if summary.progress.best_step:
@@ -132,7 +164,9 @@ def _choices(summary: Summary) -> list[Section]:
     if reasons:
         rows = [[name, _value(summary, name), str(reason)] for name, reason in reasons.items()]
         blocks.append(Table(["setting", "choice", "reason"], [[*row] for row in rows]))
-        blocks.append(Sentences(["Any of them can be set by hand: lapclip train --set SETTING=VALUE."]))
+        blocks.append(
+            Sentences(["Any of them can be set by hand: lapclip train --set SETTING=VALUE."])
+        )
     config = _about(summary, "config")
     settings = [
         [f"{section}.{name}", str(value)]
@@ -141,14 +175,18 @@ def _choices(summary: Summary) -> list[Section]:
         for name, value in values.items()
     ]
     if settings:
-        blocks.append(Table(["setting", "value"], [[*row] for row in settings], folded="All settings"))
+        blocks.append(
+            Table(["setting", "value"], [[*row] for row in settings], folded="All settings")
+        )
     return [Section("Choices and their reasons", blocks)] if blocks else []
 
 
 def _machine(summary: Summary) -> list[Section]:
     """The computer, the versions, the commit."""
     rows = machine_rows(_about(summary, "machine"))
-    rows += [[f"{name} version", str(version)] for name, version in _about(summary, "versions").items()]
+    rows += [
+        [f"{name} version", str(version)] for name, version in _about(summary, "versions").items()
+    ]
     if summary.started.get("commit"):
         rows.append(["commit", str(summary.started["commit"])])
     for entry in summary.tower_devices:
@@ -157,7 +195,11 @@ def _machine(summary: Summary) -> list[Section]:
         rows += [[f"{tower} tower", f"ran on {device}{since}"] for tower, device in devices.items()]
     rows += [[f"pairs to {use}", count(pairs)] for split, pairs in _about(summary, "pairs").items()
              for use in [{"train": "train on"}.get(split, f"score on, {split}")]]  # fmt: skip
-    return [Section("Machine and versions", [Table(["", ""], [[*row] for row in rows])])] if rows else []
+    return (
+        [Section("Machine and versions", [Table(["", ""], [[*row] for row in rows])])]
+        if rows
+        else []
+    )
 
 
 def machine_rows(machine: dict[str, Any]) -> list[list[str]]:

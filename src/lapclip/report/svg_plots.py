@@ -27,7 +27,10 @@ def to_svg(plots: Sequence[Plot]) -> str:
     highest = max((plot.height for plot in plots), default=0)
     drawn = [_chart(plot, highest) for plot in plots]
     height = max((height for _, height in drawn), default=0)
-    charts = "".join(f'<g transform="translate({at * WIDTH},0)">{markup}</g>' for at, (markup, _) in enumerate(drawn))
+    charts = "".join(
+        f'<g transform="translate({at * WIDTH},0)">{markup}</g>'
+        for at, (markup, _) in enumerate(drawn)
+    )
     width = WIDTH * len(plots)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img" '
@@ -52,17 +55,23 @@ def _chart(plot: Plot, height: int) -> tuple[str, int]:
     def y(value: float) -> float:
         return floor - (value - low) / ((high - low) or 1) * (floor - TOP)
 
-    parts = [f'<text x="{LEFT}" y="16" font-size="13" font-weight="600">{escaped(plot.title)}</text>']
+    parts = [
+        f'<text x="{LEFT}" y="16" font-size="13" font-weight="600">{escaped(plot.title)}</text>'
+    ]
     for tick in ticks:
         text = percent(tick, 0) if share else f"{tick:.10g}"
         parts.append(_line([(LEFT, y(tick)), (WIDTH - RIGHT, y(tick))], "currentColor", 1, 0.15))
-        parts.append(f'<text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end" opacity=".7">{text}</text>')
+        parts.append(
+            f'<text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end" opacity=".7">{text}</text>'
+        )
     for tick in _ticks(left, right):
         if left <= tick <= right:
             parts.append(
                 f'<text x="{x(tick):.1f}" y="{floor + 16}" text-anchor="middle" opacity=".7">{tick:,.10g}</text>'
             )
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{floor + 30}" text-anchor="end" opacity=".7">step</text>')
+    parts.append(
+        f'<text x="{WIDTH - RIGHT}" y="{floor + 30}" text-anchor="end" opacity=".7">step</text>'
+    )
     for trace in traces:
         parts += _trace(trace, x, y, share)
     legend, rows = _legend(traces, floor + 44)
@@ -78,7 +87,10 @@ def _trace(trace: dict[str, Any], x: Any, y: Any, share: bool) -> Iterator[str]:
     errors = trace.get("error_y") or {}
     for at, (across, up) in enumerate(points):
         if errors:
-            above, below = (trace["y"][at] + sign * errors[end][at] for sign, end in ((1, "array"), (-1, "arrayminus")))
+            above, below = (
+                trace["y"][at] + sign * errors[end][at]
+                for sign, end in ((1, "array"), (-1, "arrayminus"))
+            )
             yield _line([(across, y(above)), (across, y(below))], colour, 1, 0.6)
         value = percent(trace["y"][at]) if share else significant(trace["y"][at])
         yield (
@@ -89,15 +101,20 @@ def _trace(trace: dict[str, Any], x: Any, y: Any, share: bool) -> Iterator[str]:
 
 def _style(trace: dict[str, Any]) -> tuple[str, float, float, str]:
     name = trace["line"]["color"]
-    return COLOURS[name], trace["line"]["width"], PALE.get(name, 1.0), DASHES.get(trace["line"].get("dash", ""), "")
+    return (
+        COLOURS[name],
+        trace["line"]["width"],
+        PALE.get(name, 1.0),
+        DASHES.get(trace["line"].get("dash", ""), ""),
+    )
 
 
-def _line(points: Sequence[tuple[float, float]], colour: str, width: float, opacity: float, dash: str = "") -> str:
+def _line(
+    points: Sequence[tuple[float, float]], colour: str, width: float, opacity: float, dash: str = ""
+) -> str:
     path = " ".join(f"{across:.1f},{up:.1f}" for across, up in points)
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
-    return (
-        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}" opacity="{opacity}"{dashes}/>'
-    )
+    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}" opacity="{opacity}"{dashes}/>'
 
 
 def _legend(traces: Sequence[dict[str, Any]], top: int) -> tuple[str, int]:
@@ -109,7 +126,9 @@ def _legend(traces: Sequence[dict[str, Any]], top: int) -> tuple[str, int]:
             across, row = LEFT, row + 1
         colour, stroke, opacity, dash = _style(trace)
         up = top + 16 * row
-        parts.append(_line([(across, up - 4), (across + 20, up - 4)], colour, max(2, stroke), opacity, dash))
+        parts.append(
+            _line([(across, up - 4), (across + 20, up - 4)], colour, max(2, stroke), opacity, dash)
+        )
         parts.append(f'<text x="{across + 26}" y="{up}">{trace["name"]}</text>')
         across += round(width)
     return "".join(parts), row + 1

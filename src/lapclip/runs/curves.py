@@ -30,7 +30,9 @@ class Curve:
         return len(self.x)
 
 
-def curve(events: Iterable[dict[str, Any]], read: Callable[[dict[str, Any]], Any], x: str = "step") -> Curve:
+def curve(
+    events: Iterable[dict[str, Any]], read: Callable[[dict[str, Any]], Any], x: str = "step"
+) -> Curve:
     """One figure over the events that have it."""
     points = [
         (at, value)

@@ -373,7 +373,16 @@ def checked_event(value: Any) -> dict[str, Any] | None:
     return value
 
 
-COUNTS = ("step", "steps", "epoch", "steps_per_epoch", "batch_size", "parameters", "candidates", "best_step")
+COUNTS = (
+    "step",
+    "steps",
+    "epoch",
+    "steps_per_epoch",
+    "batch_size",
+    "parameters",
+    "candidates",
+    "best_step",
+)
 MOST_COUNT = 1e15
 LARGEST = 1e100  # products of a few such numbers are still finite
 

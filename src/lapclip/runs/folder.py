@@ -109,14 +109,20 @@ class Run:
         """Work on the run alone. A second process is refused, on another computer that shares the disk as well: locks
         may not reach that far, so its sign of life counts too."""
         self.check_links()
-        for path in (self._lock, self.events, self.log):  # the others are replaced, these are written to
+        for path in (
+            self._lock,
+            self.events,
+            self.log,
+        ):  # the others are replaced, these are written to
             if has_second_name(path):
                 raise _leads_elsewhere(path)
         lock = filelock.FileLock(self._lock)
         try:
             lock.acquire(timeout=0.5)
         except filelock.Timeout:
-            raise RunBusy(f"Another process is working on {self.path}.", hint=command("stop", self.typed)) from None
+            raise RunBusy(
+                f"Another process is working on {self.path}.", hint=command("stop", self.typed)
+            ) from None
         except OSError as error:
             raise _cannot_write(self.path, error) from error
         try:
@@ -167,7 +173,11 @@ class Run:
                 text = file.read().decode("utf-8", errors="replace")
         except OSError:
             text = ""
-        said = [one_line(line) for line in text.splitlines() if line.strip() and not line.startswith("{")]  # of --json
+        said = [
+            one_line(line)
+            for line in text.splitlines()
+            if line.strip() and not line.startswith("{")
+        ]  # of --json
         hint = said.pop().removeprefix("Try: ") if said and said[-1].startswith("Try: ") else ""
         hint = f"the same command with {hint}" if hint.startswith("--") else hint
         if not said:
@@ -185,7 +195,9 @@ class Run:
 
     def wait_for(self, other: str) -> None:
         """Note which run this process, which is starting, waits for; an empty name ends it."""
-        write_beat(self.starting, beat_of(os.getpid(), f"{_WAITING}{other}" if other else "starting"))
+        write_beat(
+            self.starting, beat_of(os.getpid(), f"{_WAITING}{other}" if other else "starting")
+        )
 
     def last_state(self) -> str:
         """The state of a run that no process works on, by its events."""
@@ -240,10 +252,16 @@ class Run:
 
     def next_name(self) -> str:
         """A free name after this one, where the user chose it; empty where the recipe did, which names the next too."""
-        base = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub(r"-\d+$", "", self.name)).lstrip("._-") or "run"
+        base = (
+            re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub(r"-\d+$", "", self.name)).lstrip("._-") or "run"
+        )
         if base == next(_free_names(self.recipe)):
             return ""
-        return next(name for number in itertools.count(2) if not (RUNS / (name := f"{base}-{number}")).exists())
+        return next(
+            name
+            for number in itertools.count(2)
+            if not (RUNS / (name := f"{base}-{number}")).exists()
+        )
 
     @property
     def recipe(self) -> str:
@@ -268,11 +286,21 @@ class Run:
         except FileNotFoundError:
             if self.starting.exists():
                 if self.state == "starting":
-                    how = f"waits for {self.waits_for} to end" if self.waits_for else "is still starting"
-                    raise RunError(f"{self.path} {how}; see {self.log}.", hint=command("watch", self.typed)) from None
+                    how = (
+                        f"waits for {self.waits_for} to end"
+                        if self.waits_for
+                        else "is still starting"
+                    )
+                    raise RunError(
+                        f"{self.path} {how}; see {self.log}.", hint=command("watch", self.typed)
+                    ) from None
                 reason, hint = self.last_words()
-                raise RunError(f"{self.path} did not start: {reason}", hint=hint or f"see {self.log}") from None
-            raise RunError(f"{self.path} is not a run: it has no run.toml.", hint="lapclip runs") from None
+                raise RunError(
+                    f"{self.path} did not start: {reason}", hint=hint or f"see {self.log}"
+                ) from None
+            raise RunError(
+                f"{self.path} is not a run: it has no run.toml.", hint="lapclip runs"
+            ) from None
         except (OSError, ValueError) as error:
             raise RunError(
                 f"{self.settings} is not readable: {error}.", hint="lapclip train starts a new run"
@@ -280,12 +308,14 @@ class Run:
         for section in ("run", *SECTIONS, "reasons"):
             if not isinstance(values.get(section, {}), dict):
                 raise RunError(
-                    f"{self.settings} is damaged: {section} is no section.", hint="lapclip train starts a new run"
+                    f"{self.settings} is damaged: {section} is no section.",
+                    hint="lapclip train starts a new run",
                 )
         found = values.get("run", {}).get("format")
         if found != FORMAT:
             raise RunError(
-                f"{self.settings} has format {found!r}; this lapclip reads {FORMAT}.", hint="the release that wrote it"
+                f"{self.settings} has format {found!r}; this lapclip reads {FORMAT}.",
+                hint="the release that wrote it",
             )
         if isinstance(data := values.get("data"), dict):
             # A run made before there was a choice is scored on the pairs it always had.
@@ -319,7 +349,9 @@ class Run:
         """Remove a folder that was reserved for a run that will not begin."""
         try:
             paths.remove_whole(self.path)
-        except OSError:  # Windows keeps a folder whose log is open; without these files it is no run
+        except (
+            OSError
+        ):  # Windows keeps a folder whose log is open; without these files it is no run
             for path in (self.starting, self.path / "starting.key"):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
@@ -336,7 +368,11 @@ def _move_along(data: dict[str, Any], source: Path) -> None:
     before, now = Path(data["source"]).parents[2], source.parents[2]
     data["source"] = str(source)
     images = Path(str(data.get("pictures") or ""))
-    if images.is_relative_to(before) and not images.exists() and (moved := now / images.relative_to(before)).is_dir():
+    if (
+        images.is_relative_to(before)
+        and not images.exists()
+        and (moved := now / images.relative_to(before)).is_dir()
+    ):
         data["pictures"] = str(moved)
 
 
@@ -389,7 +425,10 @@ def reserve_run(name: str | None, recipe: str, reserved: str) -> Run:
 def is_reserved(name: str, reserved: str) -> bool:
     """Whether a folder waits for the process that knows this key."""
     try:
-        return bool(reserved) and read_bytes(RUNS / name / "starting.key", own=True) == reserved.encode()
+        return (
+            bool(reserved)
+            and read_bytes(RUNS / name / "starting.key", own=True) == reserved.encode()
+        )
     except OSError:
         return False
 
@@ -420,7 +459,11 @@ def _leads_elsewhere(path: Path) -> RunError:
 
 
 def _new_folder(
-    name: str | None, recipe: str, file: str, text: str, fill: Callable[[Run], None] = lambda run: None
+    name: str | None,
+    recipe: str,
+    file: str,
+    text: str,
+    fill: Callable[[Run], None] = lambda run: None,
 ) -> Run:
     """A folder with one file, and what `fill` writes, in it from the first moment."""
     partial = None
@@ -495,7 +538,9 @@ def find_active_run(name: str | None) -> Run:
     for run in reversed(all_runs()):
         if run.state in ("running", "starting"):
             return run
-    raise RunError(f"No run is running; the newest, {newest.path}, is {newest.state}.", hint="lapclip runs")
+    raise RunError(
+        f"No run is running; the newest, {newest.path}, is {newest.state}.", hint="lapclip runs"
+    )
 
 
 def find_unfinished_run(name: str | None) -> Run:
@@ -507,7 +552,8 @@ def find_unfinished_run(name: str | None) -> Run:
         if run.settings.exists() and run.state in ("stopped", "died", "failed"):
             return run
     raise RunError(
-        f"There is nothing to resume; the newest run, {newest.path}, is {newest.state}.", hint="lapclip runs"
+        f"There is nothing to resume; the newest run, {newest.path}, is {newest.state}.",
+        hint="lapclip runs",
     )
 
 

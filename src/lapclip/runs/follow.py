@@ -96,7 +96,9 @@ def _sampled(file: IO[bytes], start: int, size: int) -> tuple[list[bytes], int]:
         begins = _line_begins(text, end) if near_an_end else _some_begins(text, end, apart)
         lines += [text[at : text.index(b"\n", at)] for at in sorted(begins)]
         position, rest = position + end, text[end:]
-        if len(rest) > LONGEST_LINE:  # no event: what is left of the line will be read as one, and be rubbish
+        if (
+            len(rest) > LONGEST_LINE
+        ):  # no event: what is left of the line will be read as one, and be rubbish
             position, rest = position + len(rest), b""
     return lines, position
 
@@ -111,7 +113,9 @@ def _line_begins(text: bytes, end: int) -> set[int]:
 
 def _some_begins(text: bytes, end: int, apart: int) -> set[int]:
     """Of all lines that are not steps, and of the first line after each stretch of so many bytes."""
-    begins = {match.start() + 1 for match in _NOT_STEPS.finditer(text, 0, end)} | ({0} if end else set())
+    begins = {match.start() + 1 for match in _NOT_STEPS.finditer(text, 0, end)} | (
+        {0} if end else set()
+    )
     for place in range(apart, end, apart):
         at = text.index(b"\n", place - 1) + 1 if place <= end else end
         if at < end:
@@ -143,7 +147,9 @@ class RunStatus:
         self._restarted = False
         new = self._read()
         self.state = self._current_state()
-        if self.state == "died" and (late := self._read()):  # it may have ended well since the file was read
+        if self.state == "died" and (
+            late := self._read()
+        ):  # it may have ended well since the file was read
             new += late
             self.state = self._current_state()
         self.waits_for = self.run.waits_for if self.state == "starting" else ""
@@ -255,11 +261,20 @@ class FollowedRun(RunStatus):
         if self._view is None:
             if self._findings is None:
                 self._findings = tuple(self._find())
-            silent = self._silent_seconds if self.state == "running" and not self.summary.paused else 0.0
+            silent = (
+                self._silent_seconds if self.state == "running" and not self.summary.paused else 0.0
+            )
             words = self.run.last_words() if self.state == "failed" else ("", "")
             log = str(self.run.log)
             self._view = RunView(
-                self.name, self.state, self.summary, self._findings, log, silent, self.waits_for, words
+                self.name,
+                self.state,
+                self.summary,
+                self._findings,
+                log,
+                silent,
+                self.waits_for,
+                words,
             )
         return self._view
 
@@ -279,17 +294,28 @@ class FollowedRun(RunStatus):
         by_the_clock = time.time() - last if isinstance(last, int | float) else 0.0
         # A clock that jumps must not look like silence, so what was seen to arrive counts more.
         passed = min(by_the_clock, time.monotonic() - self._news)
-        return passed if passed > max(LEAST_SILENCE, SILENCE * (usual_gap(self.summary) or 0.0)) else 0.0
+        return (
+            passed
+            if passed > max(LEAST_SILENCE, SILENCE * (usual_gap(self.summary) or 0.0))
+            else 0.0
+        )
 
     def _find(self) -> list[Finding]:
         """What is wrong. That the checks themselves fail is told too: everything else is still true."""
         now = time.monotonic()
         if self._around is None or self._around.state != self.state or now >= self._next_around:
-            self._around, self._next_around = surroundings_of(self.run, self.state), now + SURROUNDINGS_EVERY
+            self._around, self._next_around = (
+                surroundings_of(self.run, self.state),
+                now + SURROUNDINGS_EVERY,
+            )
         try:
             return findings(self.summary, self._around)
         except Exception as error:
-            return [Finding("checks", "note", "The checks failed", f"{type(error).__name__}: {error}", "")]
+            return [
+                Finding(
+                    "checks", "note", "The checks failed", f"{type(error).__name__}: {error}", ""
+                )
+            ]
 
     def _file(self) -> tuple[int, int] | None:
         try:
@@ -303,7 +329,10 @@ def thin_steps(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Leave out every other step, those with and without measured phases alike, and every other account of ranks, of
     which there is one a step at most; but not the newest, and no other event."""
     chosen, odd = [], dict[tuple[str, bool], bool]()
-    newest = [next((event for event in reversed(events) if event["type"] == kind), None) for kind in THINNED]
+    newest = [
+        next((event for event in reversed(events) if event["type"] == kind), None)
+        for kind in THINNED
+    ]
     for event in events:
         if event["type"] in THINNED and not any(event is latest for latest in newest):
             kind = event["type"], bool(event.get("seconds"))

@@ -61,7 +61,9 @@ def forecast(summary: Summary) -> Forecast | None:
     expected = left * pace + to_come * evaluations
     # No machine does its steps faster than the fastest stretch seen, however much the slow ones differ.
     fastest = left * min(paces) * 0.9 + to_come * (evaluations - spread)
-    return Forecast(expected, max(0.0, min(expected, fastest), expected - margin), expected + margin)
+    return Forecast(
+        expected, max(0.0, min(expected, fastest), expected - margin), expected + margin
+    )
 
 
 def evaluations_to_come(summary: Summary) -> int:
@@ -69,7 +71,9 @@ def evaluations_to_come(summary: Summary) -> int:
     total, done = summary.total_steps, [int(event["step"]) for event in summary.evaluations]
     apart = [later - earlier for earlier, later in itertools.pairwise(done) if later > earlier]
     epochs = int(number(summary.setting("train", "evaluate_every_epochs")) or 0)
-    period = min(apart) if apart else epochs * int(number(summary.started.get("steps_per_epoch")) or 0)
+    period = (
+        min(apart) if apart else epochs * int(number(summary.started.get("steps_per_epoch")) or 0)
+    )
     last = done[-1] if done else 0
     if last >= total:
         return 1
@@ -104,7 +108,11 @@ def _pace(gaps: list[_Gap]) -> float:
 
 def _evaluation_seconds(summary: Summary) -> tuple[float, float]:
     """What the latest evaluations took, and by how much they differ."""
-    taken = [seconds for event in summary.evaluations[-5:] if (seconds := number(event.get("seconds"))) is not None]
+    taken = [
+        seconds
+        for event in summary.evaluations[-5:]
+        if (seconds := number(event.get("seconds"))) is not None
+    ]
     if not taken:
         return 0.0, 0.0
     return statistics.fmean(taken), statistics.stdev(taken) if len(taken) > 1 else taken[0] / 2

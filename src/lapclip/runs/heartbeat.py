@@ -20,7 +20,14 @@ from typing import Any
 
 import psutil
 
-from lapclip.paths import LARGEST_SETTINGS, cache_folder, digest_of_bytes, parse_json, read_bytes, write_atomic
+from lapclip.paths import (
+    LARGEST_SETTINGS,
+    cache_folder,
+    digest_of_bytes,
+    parse_json,
+    read_bytes,
+    write_atomic,
+)
 from lapclip.text import number, printable
 
 EVERY = 5.0
@@ -62,7 +69,9 @@ class Beat:
         try:
             process = psutil.Process(self.process)
             same = abs(_began(process) - self.began) < CLOCK_STEP
-            return same and process.status() != psutil.STATUS_ZOMBIE  # dead, and nobody has looked yet
+            return (
+                same and process.status() != psutil.STATUS_ZOMBIE
+            )  # dead, and nobody has looked yet
         except psutil.Error:
             return False
 
@@ -84,12 +93,16 @@ def _began(process: psutil.Process) -> float:
 def read_beat(path: Path) -> Beat | None:
     """The last beat written there, if there is a whole one."""
     try:
-        saved: dict[str, Any] = parse_json(read_bytes(path, LARGEST_SETTINGS, own=True).decode("utf-8"))
+        saved: dict[str, Any] = parse_json(
+            read_bytes(path, LARGEST_SETTINGS, own=True).decode("utf-8")
+        )
         beat = Beat(**saved)
     except (OSError, ValueError, TypeError):
         return None
     sound = isinstance(beat.process, int) and isinstance(beat.host, str)
-    return beat if sound and number(beat.began) is not None and number(beat.time) is not None else None
+    return (
+        beat if sound and number(beat.began) is not None and number(beat.time) is not None else None
+    )
 
 
 def beat_elsewhere(path: Path) -> Beat | None:
@@ -104,7 +117,10 @@ def beat_elsewhere(path: Path) -> Beat | None:
         return beat
     if abs(time.time() - beat.time) < LONG_DEAD:
         wait = f"{BEATS_WATCHED * EVERY:.0f} s"
-        print(f"{printable(beat.host)} worked here last: watching {wait} for a sign of life.", file=sys.stderr)
+        print(
+            f"{printable(beat.host)} worked here last: watching {wait} for a sign of life.",
+            file=sys.stderr,
+        )
         for _ in range(BEATS_WATCHED * 4):
             time.sleep(EVERY / 4)
             if (later := read_beat(path)) != beat:

@@ -68,7 +68,9 @@ def _message(event: dict[str, Any], with_step: bool) -> str:
         case "together":
             return str(event.get("text") or "")
         case "fell_back":
-            return str(event.get("text") or f"fell back{after}: {event.get('cause') or 'unknown cause'}")
+            return str(
+                event.get("text") or f"fell back{after}: {event.get('cause') or 'unknown cause'}"
+            )
         case "paused":
             return f"paused{after}: {event.get('reason') or NO_REASON}"
         case "went_on":
@@ -94,11 +96,15 @@ def notices(summary: Summary) -> list[Notice]:
         step = number(event.get("step"))
         time = number(event.get("time")) or 0.0
         for text in messages(event):
-            found.append(Notice(event["type"], time, None if step is None else int(step), one_line(text)))
+            found.append(
+                Notice(event["type"], time, None if step is None else int(step), one_line(text))
+            )
     known = {notice.time for notice in found if notice.type == "went_on"}
     for begin, end in summary.pauses:
         if end not in known:
-            found.append(Notice("slept", end, None, f"the machine slept for {duration(end - begin)}"))
+            found.append(
+                Notice("slept", end, None, f"the machine slept for {duration(end - begin)}")
+            )
     return sorted(found, key=lambda notice: notice.time)
 
 
@@ -106,7 +112,8 @@ def recall_text(evaluation: dict[str, Any], split: object = "") -> str:
     """Recall both ways, in one line, behind the split that it was measured on: as given, or as the metrics say."""
     on = split or evaluation.get("split")
     images, captions = (
-        " / ".join(percent(evaluation.get(f"{way}_r{rank}")) for rank in (1, 5, 10)) for way in ("t2i", "i2t")
+        " / ".join(percent(evaluation.get(f"{way}_r{rank}")) for rank in (1, 5, 10))
+        for way in ("t2i", "i2t")
     )
     recalls = f"text to image R@1/5/10 {images}, image to text {captions}"
     return f"{one_line(on)} {recalls}" if on else recalls
@@ -134,7 +141,9 @@ def _log_line(values: dict[str, Any]) -> str:
         case "started":
             devices = values["devices"]
             towers = " and ".join(f"{tower} tower on {device}" for tower, device in devices.items())
-            towers = towers if len(set(devices.values())) > 1 else f"on {next(iter(devices.values()))}"
+            towers = (
+                towers if len(set(devices.values())) > 1 else f"on {next(iter(devices.values()))}"
+            )
             pairs = values["pairs"]
             held_out = sum(images for split, images in pairs.items() if split != "train")
             return (
@@ -150,7 +159,11 @@ def _log_line(values: dict[str, Any]) -> str:
             parts = [at, recall_text(evaluation, values.get("split")), best_text(values)]
             return "  ".join(filter(None, parts))
         case "finished":
-            early = f" at step {count(values.get('step'))}, {values['early']}" if values.get("early") else ""
+            early = (
+                f" at step {count(values.get('step'))}, {values['early']}"
+                if values.get("early")
+                else ""
+            )
             start = mapping(values.get("start_evaluation"))
             began = f"; at the start {recall_text(start)}" if start else ""
             kept = ""
@@ -160,7 +173,9 @@ def _log_line(values: dict[str, Any]) -> str:
     return message(values, with_step=True)
 
 
-def watch_line(event: dict[str, Any], name: str, loss: float | None = None, seconds_left: float | None = None) -> str:
+def watch_line(
+    event: dict[str, Any], name: str, loss: float | None = None, seconds_left: float | None = None
+) -> str:
     """An event of the run `name` as one line, for a watch in a pipe; empty for steps, which come by the thousand."""
     step, evaluation = number(event.get("step")), event.get("evaluation")
     head = f"{one_line(name)}: step {step:,.0f}" if step is not None else f"{one_line(name)}:"
@@ -193,5 +208,7 @@ class LineWriter:
                 return
             self._next_step_line = self._clock() + self._every
         if text := log_line(event):
-            with suppress(OSError):  # a closed terminal or a full disk must not end a run for the sake of a log line
+            with suppress(
+                OSError
+            ):  # a closed terminal or a full disk must not end a run for the sake of a log line
                 print(text, file=self._stream, flush=True)

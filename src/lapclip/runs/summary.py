@@ -128,7 +128,9 @@ class Machines:
     @property
     def timed(self) -> list[Rank]:
         """Those whose waiting is known, who waits least first: that is the one that is waited for."""
-        known = [(rank.waited, at, rank) for at, rank in enumerate(self.ranks) if rank.waited is not None]
+        known = [
+            (rank.waited, at, rank) for at, rank in enumerate(self.ranks) if rank.waited is not None
+        ]
         return [rank for *_, rank in sorted(known)]
 
     @property
@@ -141,7 +143,11 @@ class Machines:
             return "Nobody waits long for the others."
         if most - least < WAITS_ALIKE:
             return "All wait about as long: for the network, not for one of them."
-        names = [rank.name for rank in reversed(self.timed) if (rank.waited or 0.0) - least >= WAITS_ALIKE]
+        names = [
+            rank.name
+            for rank in reversed(self.timed)
+            if (rank.waited or 0.0) - least >= WAITS_ALIKE
+        ]
         more = [f"{len(names) - 3:,} more"] if len(names) > 4 else []
         *first, last = [*(names[:3] if more else names), *more]
         waits = f"{', '.join(first)} and {last} wait" if first else f"{last} waits"
@@ -166,7 +172,12 @@ class Machines:
 
     def to_dict(self) -> dict[str, Any]:
         """For scripts and the page: the fields, and the sentences."""
-        return {**asdict(self), "speed_up": self.speed_up, "waiting": self.waiting, "speed": self.speed}
+        return {
+            **asdict(self),
+            "speed_up": self.speed_up,
+            "waiting": self.waiting,
+            "speed": self.speed,
+        }
 
 
 @dataclass(frozen=True)
@@ -231,7 +242,9 @@ class Summary:
     def chance_loss(self) -> float | None:
         """The loss of guessing, as the run recorded it; older runs did not, and their loss was the softmax one."""
         recorded = number(self.started.get("chance_loss"))
-        return recorded if recorded is not None or not self.batch_size else math.log(self.batch_size)
+        return (
+            recorded if recorded is not None or not self.batch_size else math.log(self.batch_size)
+        )
 
     @property
     def training_seconds(self) -> float:
@@ -250,7 +263,9 @@ class Summary:
     @property
     def peak_memory_bytes(self) -> float | None:
         ended = number(self.ending.get("peak_memory_bytes"))
-        return max((*curve(self.memory, lambda event: event.get("peak_bytes")).y, ended or 0)) or None
+        return (
+            max((*curve(self.memory, lambda event: event.get("peak_bytes")).y, ended or 0)) or None
+        )
 
     @property
     def scores(self) -> dict[str, Any]:
@@ -271,15 +286,21 @@ class Summary:
         Steps are written down one step late, but at once before a checkpoint: one gap alone may be next to nothing.
         """
         gaps = windows(curve(self.steps, lambda event: event["gap"]), least=5)
-        points = [(x, self.batch_size / gap) for x, gap in zip(gaps.x, gaps.y, strict=True) if gap > 0]
+        points = [
+            (x, self.batch_size / gap) for x, gap in zip(gaps.x, gaps.y, strict=True) if gap > 0
+        ]
         return Curve([x for x, _ in points], [y for _, y in points])
 
     def phases(self) -> dict[str, float]:
         """Seconds of each phase in a typical step: medians of the measured ones, the first left out as warm-up."""
-        measured = [event["seconds"] for event in self.steps if isinstance(event.get("seconds"), dict)]
+        measured = [
+            event["seconds"] for event in self.steps if isinstance(event.get("seconds"), dict)
+        ]
         measured = measured[1:] or measured
         names = dict.fromkeys(name for seconds in measured for name in seconds)
-        values = {name: [v for s in measured if (v := number(s.get(name))) is not None] for name in names}
+        values = {
+            name: [v for s in measured if (v := number(s.get(name))) is not None] for name in names
+        }
         return {name: statistics.median(found) for name, found in values.items() if found}
 
     def tower_seconds(self) -> dict[str, tuple[float, float]]:
@@ -287,12 +308,18 @@ class Summary:
         empty where they are on one by now."""
         newest = self.fallbacks[-1]["step"] if self.fallbacks else 0
         steps = [event for event in self.steps if isinstance(event.get("towers"), dict)]
-        measured = [event["towers"] for event in steps if (number(event.get("step")) or 0) > (number(newest) or 0)]
+        measured = [
+            event["towers"]
+            for event in steps
+            if (number(event.get("step")) or 0) > (number(newest) or 0)
+        ]
         measured = measured[1:] or measured
         found = {}
         for tower in ("image", "text"):
             both = [mapping(towers.get(tower)) for towers in measured]
-            computed, waited = (_median(number(one.get(name)) for one in both) for name in ("computed", "waited"))
+            computed, waited = (
+                _median(number(one.get(name)) for one in both) for name in ("computed", "waited")
+            )
             if computed is not None and waited is not None:
                 found[tower] = (computed, waited)
         return found
@@ -315,7 +342,9 @@ class Summary:
                     name=names[rank],
                     share=own / dealt if own is not None and dealt else None,
                     waited=None if waited is None else min(1.0, waited),
-                    bytes_per_second=number(_median(_of_rank(event, "bytes_per_second", rank) for event in recent)),
+                    bytes_per_second=number(
+                        _median(_of_rank(event, "bytes_per_second", rank) for event in recent)
+                    ),
                     writer=number(latest.get("writer")) == rank,
                 )
             )
@@ -335,7 +364,10 @@ class Summary:
         hosts = self.ranks[-1].get("hosts") if self.ranks else None
         events = [event for event in self.ranks if event.get("hosts") == hosts]
         count = min(MOST_RANKS, len(hosts)) if isinstance(hosts, list) else 0
-        return [curve(events, lambda event, rank=rank: _of_rank(event, "waited", rank)) for rank in range(count)]
+        return [
+            curve(events, lambda event, rank=rank: _of_rank(event, "waited", rank))
+            for rank in range(count)
+        ]
 
     def parts(self) -> list[str]:
         """The parts of the model that have gradient norms: tower by tower, from the input inwards."""
@@ -363,10 +395,16 @@ class Summary:
         before: dict[tuple[int, str], float] = {}
         for event in self.sensors:
             counted = event["joules"] if isinstance(event.get("joules"), dict) else {}
-            known = {(event["process"], name): value for name, value in counted.items() if number(value) is not None}
+            known = {
+                (event["process"], name): value
+                for name, value in counted.items()
+                if number(value) is not None
+            }
             if known:
                 if not event["rested"]:
-                    total += sum(max(0.0, value - before.get(source, 0.0)) for source, value in known.items())
+                    total += sum(
+                        max(0.0, value - before.get(source, 0.0)) for source, value in known.items()
+                    )
                 before |= known
                 x.append(event["elapsed"])
                 y.append(total)
@@ -381,7 +419,12 @@ class Summary:
 
 def summarise(events: Iterable[dict[str, Any]]) -> Summary:
     """Read a run's events in the order they were written."""
-    by_step: dict[str, dict[int, dict[str, Any]]] = {"step": {}, "evaluation": {}, "memory": {}, "looked": {}}
+    by_step: dict[str, dict[int, dict[str, Any]]] = {
+        "step": {},
+        "evaluation": {},
+        "memory": {},
+        "looked": {},
+    }
     lists: dict[str, list[dict[str, Any]]] = {"fell_back": [], "resumed": [], "sensors": []}
     incidents: list[dict[str, Any]] = []
     together: dict[str, Any] = {}
@@ -398,7 +441,9 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
             before, step_before = None, None  # what lies between two processes is a pause, not work
             together, ranks = {}, []  # others may train it now, or one alone
         if time is not None:
-            passed = max(0.0, time - before) if before is not None else 0.0  # a clock may be set back
+            passed = (
+                max(0.0, time - before) if before is not None else 0.0
+            )  # a clock may be set back
             if kind == "went_on" or usual.is_pause(passed, measured=number(event.get("seconds"))):
                 pauses.append((time - passed, time))
                 passed, step_before, rested = 0.0, None, True
@@ -416,11 +461,15 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
             if kind == "sensors":
                 known["rested"], rested = rested, False
             lists[kind].append(known)
-            step_before = None if kind == "fell_back" else step_before  # making everything anew is no step
+            step_before = (
+                None if kind == "fell_back" else step_before
+            )  # making everything anew is no step
         elif kind in by_step and step is not None:
             if kind == "step":
                 known["gap"] = None
-                if step_before is not None and step > step_before[0]:  # of a long run some steps are left out
+                if (
+                    step_before is not None and step > step_before[0]
+                ):  # of a long run some steps are left out
                     known["gap"] = (elapsed - step_before[1]) / (step - step_before[0])
                     usual.add(known["gap"])
                 step_before = (step, elapsed)
@@ -460,7 +509,9 @@ def tower_devices(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             found = [{"step": 1, **devices}]
         elif event["type"] == "fell_back":
             now = {"step": int(number(event.get("step")) or 0) + 1, **devices}
-            found = [entry for entry in found if entry["step"] < now["step"]]  # what came later was done again
+            found = [
+                entry for entry in found if entry["step"] < now["step"]
+            ]  # what came later was done again
             if not found or found[-1] | {"step": 0} != now | {"step": 0}:
                 found.append(now)
     return found
@@ -473,7 +524,11 @@ def setting(started: dict[str, Any], section: str, name: str) -> Any:
 
 def batch_accuracy(event: dict[str, Any]) -> float | None:
     """The accuracy of a step's batch: the mean of both ways."""
-    ways = [way for name in ("t2i_accuracy", "i2t_accuracy") if (way := number(event.get(name))) is not None]
+    ways = [
+        way
+        for name in ("t2i_accuracy", "i2t_accuracy")
+        if (way := number(event.get(name))) is not None
+    ]
     return sum(ways) / len(ways) if ways else None
 
 

@@ -18,7 +18,9 @@ from lapclip.text import number
 RECALLS = tuple(f"{way}_r{rank}" for way in ("t2i", "i2t") for rank in (1, 5, 10))
 MIN_LATER_EVALUATIONS = 3  # one or two that are worse than the best may be chance
 LEAST_FALL = 0.05  # share of the best score; scores of a run that has leveled off vary by less
-LEAST_RECALL_FALL = 0.15  # the same for R@1 alone, which varies more, once the training pairs are known by heart
+LEAST_RECALL_FALL = (
+    0.15  # the same for R@1 alone, which varies more, once the training pairs are known by heart
+)
 KNOWN_BY_HEART = 0.95  # accuracy in training batches
 LOSS_WINDOW_STEPS, LOSS_WINDOW_SHARE = 20, 0.1
 
@@ -68,7 +70,11 @@ class Validation:
             return Trend.FALLING
         latest = [recall or 0.0 for recall in self.recalls[-MIN_LATER_EVALUATIONS:]]
         recall_fell = max(latest) < (1 - LEAST_RECALL_FALL) * (self.recalls[0] or 0.0)
-        return Trend.FALLING if recall_fell and self.training_accuracy >= KNOWN_BY_HEART else Trend.LEVEL
+        return (
+            Trend.FALLING
+            if recall_fell and self.training_accuracy >= KNOWN_BY_HEART
+            else Trend.LEVEL
+        )
 
 
 def deciding_score(evaluation: dict[str, Any]) -> float | None:

@@ -95,7 +95,9 @@ class RunView:
         """Why a run failed, and what to try; errors of ours say both."""
         if not self.summary.ending:
             return self.last_words
-        text, _, hint = one_line(self.summary.ending.get("error") or "no reason was given").partition(" Try: ")
+        text, _, hint = one_line(
+            self.summary.ending.get("error") or "no reason was given"
+        ).partition(" Try: ")
         return text, hint
 
     @property
@@ -185,7 +187,11 @@ class RunView:
         """Gradient norms of the towers' parts at the last step that has them, the largest first."""
         for event in reversed(self.summary.steps):
             if norms := mapping(event.get("grad_norms")):
-                known = [(str(part), value) for part, v in norms.items() if (value := number(v)) is not None]
+                known = [
+                    (str(part), value)
+                    for part, v in norms.items()
+                    if (value := number(v)) is not None
+                ]
                 return sorted(((p, v) for p, v in known if "." in p), key=lambda item: -item[1])
         return []
 
@@ -212,7 +218,11 @@ class RunView:
     @property
     def best_recall(self) -> float | None:
         """Held-out text-to-image R@1 of the best model so far."""
-        return number(self.best_evaluation["evaluation"].get("t2i_r1")) if self.best_evaluation else None
+        return (
+            number(self.best_evaluation["evaluation"].get("t2i_r1"))
+            if self.best_evaluation
+            else None
+        )
 
     @cached_property
     def machines(self) -> Machines | None:
@@ -225,7 +235,10 @@ class RunView:
         seconds = self.summary.tower_seconds()
         if not seconds:
             return None
-        return [TowerAtWork(tower, self.devices.get(tower, ""), *found) for tower, found in seconds.items()]
+        return [
+            TowerAtWork(tower, self.devices.get(tower, ""), *found)
+            for tower, found in seconds.items()
+        ]
 
     @staticmethod
     def towers_text(towers: list[TowerAtWork]) -> str:
@@ -235,7 +248,9 @@ class RunView:
             for tower in towers
         )
         waiting = max(towers, key=lambda tower: tower.waited)
-        return f"{computed}; {waiting.name} waits {significant(waiting.waited * 1e3)} ms for the other"
+        return (
+            f"{computed}; {waiting.name} waits {significant(waiting.waited * 1e3)} ms for the other"
+        )
 
     @property
     def machine_memory(self) -> float | None:
@@ -246,7 +261,11 @@ class RunView:
     def memory(self) -> tuple[float | None, float | None, float | None]:
         """Bytes of the process, at most so far, and of the machine."""
         latest = self.summary.memory[-1] if self.summary.memory else {}
-        return number(latest.get("process_bytes")), self.summary.peak_memory_bytes, self.machine_memory
+        return (
+            number(latest.get("process_bytes")),
+            self.summary.peak_memory_bytes,
+            self.machine_memory,
+        )
 
     @property
     def sensors(self) -> dict[str, Any]:
@@ -256,15 +275,24 @@ class RunView:
     @property
     def core_use(self) -> list[float]:
         found = self.sensors.get("core_use")
-        return [min(1.0, max(0.0, number(use) or 0.0)) for use in found] if isinstance(found, list) else []
+        return (
+            [min(1.0, max(0.0, number(use) or 0.0)) for use in found]
+            if isinstance(found, list)
+            else []
+        )
 
     def core_map(self, most: int) -> tuple[list[float], list[list[float | None]]]:
         """The use of each core at no more than `most` readings of the sensors: their steps, and a row for each core."""
-        events = [event for event in self.summary.sensors if isinstance(event.get("core_use"), list)]
+        events = [
+            event for event in self.summary.sensors if isinstance(event.get("core_use"), list)
+        ]
         events = [event for event in events if event["core_use"]]
         events = events[:: max(1, -(-len(events) // most))]
         cores = max((len(event["core_use"]) for event in events), default=0)
-        rows = [[number(dict(enumerate(event["core_use"])).get(core)) for event in events] for core in range(cores)]
+        rows = [
+            [number(dict(enumerate(event["core_use"])).get(core)) for event in events]
+            for core in range(cores)
+        ]
         return [number(event.get("step")) or 0 for event in events], rows
 
     @cached_property
@@ -285,7 +313,9 @@ class RunView:
     def power(self) -> Curve:
         """Watts between one reading of the sensors and the next, over seconds of work."""
         pairs = itertools.pairwise(zip(self.energy.x, self.energy.y, strict=True))
-        found = [(x, (y - before[1]) / (x - before[0])) for before, (x, y) in pairs if x > before[0]]
+        found = [
+            (x, (y - before[1]) / (x - before[0])) for before, (x, y) in pairs if x > before[0]
+        ]
         return Curve([x for x, _ in found], [y for _, y in found])
 
     @property
@@ -316,13 +346,20 @@ class RunView:
     def devices_text(devices: dict[str, str]) -> str:
         """The devices of the towers in words: one word where both are on the same."""
         kinds = dict.fromkeys(devices.values())
-        return next(iter(kinds)) if len(kinds) == 1 else ", ".join(f"{t} on {d}" for t, d in devices.items())
+        return (
+            next(iter(kinds))
+            if len(kinds) == 1
+            else ", ".join(f"{t} on {d}" for t, d in devices.items())
+        )
 
     def to_dict(self, next_commands: Callable[[RunView], list[str]]) -> dict[str, Any]:
         """For scripts: shares from 0 to 1, sizes in bytes, times in seconds. What is not known is null."""
         summary, (process, peak, whole) = self.summary, self.memory
         last = self.latest_step
-        small = {name: self.small_curve(name) for name in ("loss", "accuracy", "temperature", "logit_bias", "gradient")}
+        small = {
+            name: self.small_curve(name)
+            for name in ("loss", "accuracy", "temperature", "logit_bias", "gradient")
+        }
         shown = {name: points for name, points in small.items() if points or name != "logit_bias"}
         return {
             "name": self.name,

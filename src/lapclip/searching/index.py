@@ -234,14 +234,18 @@ class Index:
         Refused where another model has taken the index over, as earlier releases do: its vectors mean something else.
         """
         with self._transaction("BEGIN"):
-            made_by = self.about("model")  # from here on a writer waits, so the file that is named can be mapped
+            made_by = self.about(
+                "model"
+            )  # from here on a writer waits, so the file that is named can be mapped
             if made_by != model:
                 raise SearchError(
                     "Another process has begun to index this folder with another model.",
                     hint="the same command, once it is done",
                 )
             table, vectors = self.table(), self.vectors()
-            return (table if bank is None else table._replace(close_NK=self._close_to(bank, table.rows))), vectors
+            return (
+                table if bank is None else table._replace(close_NK=self._close_to(bank, table.rows))
+            ), vectors
 
     def table(self) -> Table:
         """All images that can be found."""
@@ -310,7 +314,11 @@ class Index:
     def append_closeness(self, bank: str, close_NK: np.ndarray) -> None:
         """Write how close the next rows are to the questions of a bank."""
         path = self._closeness(bank)
-        self._write_rows(path, self._row_count(path, CLOSENESS_BYTES), np.ascontiguousarray(close_NK, dtype=np.float32))
+        self._write_rows(
+            path,
+            self._row_count(path, CLOSENESS_BYTES),
+            np.ascontiguousarray(close_NK, dtype=np.float32),
+        )
 
     def without_closeness(self, bank: str) -> range:
         """Rows of which it is not known how close they are to the questions of a bank. What is known for another bank
@@ -326,7 +334,9 @@ class Index:
         """Write rows to the disk, then their checksums. `first` is how many rows have one already."""
         try:
             with open(path, "r+b" if first else "wb") as file:
-                file.seek(first * rows.shape[1] * rows.itemsize)  # over part of a row, which a killed process may leave
+                file.seek(
+                    first * rows.shape[1] * rows.itemsize
+                )  # over part of a row, which a killed process may leave
                 file.write(rows.tobytes())
                 file.flush()
                 os.fsync(file.fileno())
@@ -335,7 +345,9 @@ class Index:
         with self._transaction() as database:
             if not first:
                 database.execute("DELETE FROM checksums WHERE file = ?", (path.name,))
-            parts = dict(database.execute("SELECT part, crc FROM checksums WHERE file = ?", (path.name,)))
+            parts = dict(
+                database.execute("SELECT part, crc FROM checksums WHERE file = ?", (path.name,))
+            )
             end = first + len(rows)
             for part in range(first // PART_ROWS, -(-end // PART_ROWS)):
                 begins, ends = max(first, part * PART_ROWS), min(end, (part + 1) * PART_ROWS)
@@ -343,7 +355,9 @@ class Index:
                 self._record_part(path, part, ends - part * PART_ROWS, crc)
 
     def _record_part(self, path: Path, part: int, rows: int, crc: int) -> None:
-        self._execute("INSERT OR REPLACE INTO checksums VALUES (?, ?, ?, ?)", (path.name, part, rows, crc))
+        self._execute(
+            "INSERT OR REPLACE INTO checksums VALUES (?, ?, ?, ?)", (path.name, part, rows, crc)
+        )
 
     def put(self, entries: Iterable[Entry]) -> None:
         """Add images, or what is new about them; number 0 is a new one. All of them or none."""
@@ -351,7 +365,9 @@ class Index:
             for entry in entries:
                 values = (os.fsencode(entry.path), *entry[2:10], int(entry.gone))
                 # Another image may have had this path.
-                database.execute("DELETE FROM pictures WHERE path = ? AND number != ?", (values[0], entry.number))
+                database.execute(
+                    "DELETE FROM pictures WHERE path = ? AND number != ?", (values[0], entry.number)
+                )
                 database.execute(
                     f"INSERT OR REPLACE INTO pictures ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (entry.number or None, *values),
@@ -359,7 +375,9 @@ class Index:
 
     def mark_gone(self, numbers: Iterable[int]) -> None:
         with self._transaction() as database:
-            database.executemany("UPDATE pictures SET gone = 1 WHERE number = ?", [(number,) for number in numbers])
+            database.executemany(
+                "UPDATE pictures SET gone = 1 WHERE number = ?", [(number,) for number in numbers]
+            )
 
     def forget_gone(self) -> int:
         """Remove images that are no longer there; returns how many could be found before."""
@@ -367,7 +385,11 @@ class Index:
             left = database.execute("SELECT digest, row FROM pictures WHERE gone").fetchall()
             database.execute("DELETE FROM pictures WHERE gone")
             still = "SELECT 1 FROM pictures WHERE digest = ?"
-            unused = [digest for digest, _ in left if database.execute(still, (digest,)).fetchone() is None]
+            unused = [
+                digest
+                for digest, _ in left
+                if database.execute(still, (digest,)).fetchone() is None
+            ]
         for digest in unused:
             with suppress(OSError):  # the page may be sending it
                 thumbnail_path(self.path, digest).unlink(missing_ok=True)
@@ -393,7 +415,9 @@ class Index:
             return
         old, number = self.vectors(), self._number("vectors") + 1
         for at in range(0, max(1, len(table.rows)), 65536):
-            self._write_rows(self.path / f"vectors-{number}.f16", at, old[table.rows[at : at + 65536]])
+            self._write_rows(
+                self.path / f"vectors-{number}.f16", at, old[table.rows[at : at + 65536]]
+            )
         for path in self._closenesses():
             known = self.closeness(_bank_of(path))
             kept = np.ascontiguousarray(known[table.rows[table.rows < len(known)]])
@@ -414,20 +438,26 @@ class Index:
         for part, rows, crc in self._damaged_parts(self._vectors, 2 * width):
             first = part * PART_ROWS
             named = "row >= ? AND row < ?", (first, first + PART_ROWS)
-            lost += self.rows(f"SELECT count(*) FROM pictures WHERE {named[0]} AND NOT gone", named[1])[0][0]
+            lost += self.rows(
+                f"SELECT count(*) FROM pictures WHERE {named[0]} AND NOT gone", named[1]
+            )[0][0]
             self._execute(f"UPDATE pictures SET row = NULL WHERE {named[0]}", named[1])
             # No image names these rows any more. What follows them keeps its place.
             if rows:
                 self._record_part(self._vectors, part, rows, crc)
             else:
-                self._execute("DELETE FROM checksums WHERE file = ? AND part = ?", (self._vectors.name, part))
+                self._execute(
+                    "DELETE FROM checksums WHERE file = ? AND part = ?", (self._vectors.name, part)
+                )
         # Rows without a checksum: the process that wrote them was killed, or the file is not ours.
         self._execute("UPDATE pictures SET row = NULL WHERE row >= ?", (self._rows_in_file(width),))
         return lost
 
     def _damaged_parts(self, path: Path, row_bytes: int) -> list[tuple[int, int, int]]:
         """Return the damaged parts of a file, each with the rows and the checksum that it has now."""
-        recorded = self.rows("SELECT part, rows, crc FROM checksums WHERE file = ? ORDER BY part", (path.name,))
+        recorded = self.rows(
+            "SELECT part, rows, crc FROM checksums WHERE file = ? ORDER BY part", (path.name,)
+        )
         damaged = []
         buffer = memoryview(bytearray(PART_ROWS * row_bytes))
         try:
@@ -444,7 +474,9 @@ class Index:
 
     def _row_count(self, path: Path, row_bytes: int) -> int:
         """Return how many rows of a file are there and have a checksum."""
-        recorded = self.rows("SELECT coalesce(sum(rows), 0) FROM checksums WHERE file = ?", (path.name,))[0][0]
+        recorded = self.rows(
+            "SELECT coalesce(sum(rows), 0) FROM checksums WHERE file = ?", (path.name,)
+        )[0][0]
         return min(recorded, path.stat().st_size // row_bytes) if path.exists() else 0
 
     def _rows_in_file(self, width: int) -> int:
@@ -528,7 +560,9 @@ def entry_of(row: tuple) -> Entry:
 
 
 def _damaged(path: Path, error: BaseException) -> SearchError:
-    return SearchError(f"The index in {path} is damaged: {error}.", hint=f"remove {path} and search again")
+    return SearchError(
+        f"The index in {path} is damaged: {error}.", hint=f"remove {path} and search again"
+    )
 
 
 def _cannot_write(path: Path, error: BaseException) -> SearchError:

@@ -22,7 +22,15 @@ from typing import Any
 from lapclip.errors import SearchError
 from lapclip.paths import LARGEST_SETTINGS, read_bytes, write_atomic
 from lapclip.runs.folder import RUNS
-from lapclip.searching.index import DATABASE, LOCK, PATIENCE, SMALL, Index, index_folder, vector_files
+from lapclip.searching.index import (
+    DATABASE,
+    LOCK,
+    PATIENCE,
+    SMALL,
+    Index,
+    index_folder,
+    vector_files,
+)
 from lapclip.suggest import command
 from lapclip.text import path_from_here
 from lapclip.weights import is_model
@@ -55,16 +63,24 @@ class KnownIndex:
         """The model as a person says it."""
         if self.reference is not None:
             return path_from_here(self.reference)
-        return f"a model with the fingerprint {self.fingerprint}" if self.fingerprint else f"{self.path}, unreadable"
+        return (
+            f"a model with the fingerprint {self.fingerprint}"
+            if self.fingerprint
+            else f"{self.path}, unreadable"
+        )
 
     @property
     def handle(self) -> str:
         """What names it after `--forget --model`."""
-        return path_from_here(self.reference) if self.reference else self.fingerprint or str(self.path)
+        return (
+            path_from_here(self.reference) if self.reference else self.fingerprint or str(self.path)
+        )
 
     def forget_command(self, handle: str | None = None) -> str:
         """What removes it."""
-        return command("search", path_from_here(self.folder), "--forget", "--model", handle or self.handle)
+        return command(
+            "search", path_from_here(self.folder), "--forget", "--model", handle or self.handle
+        )
 
     @property
     def maker_is_gone(self) -> bool:
@@ -140,7 +156,9 @@ def named(known: Sequence[KnownIndex], name: str) -> list[KnownIndex]:
     )
     found = next((some for way in ways if (some := [one for one in known if way(one)])), [])
     if not found:
-        raise SearchError(f"{name} made no index of this folder.", hint="--forget without --model lists them")
+        raise SearchError(
+            f"{name} made no index of this folder.", hint="--forget without --model lists them"
+        )
     if len({one.reference for one in found}) > 1:
         choices = " or ".join(one.handle for one in found)
         raise SearchError(f"{name} may be more than one model here.", hint=f"--model {choices}")
@@ -160,10 +178,13 @@ def remove(one: KnownIndex) -> None:
                 path.unlink(missing_ok=True)
         except OSError as error:  # Windows keeps what another process reads
             raise SearchError(
-                f"Cannot remove {one.path}: {error.strerror or error}.", hint="the same, once no other process uses it"
+                f"Cannot remove {one.path}: {error.strerror or error}.",
+                hint="the same, once no other process uses it",
             ) from error
         shutil.rmtree(one.path / SMALL, ignore_errors=True)
-        with suppress(OSError):  # Windows removes it itself, when it is let go; who waits for it takes another
+        with suppress(
+            OSError
+        ):  # Windows removes it itself, when it is let go; who waits for it takes another
             (one.path / LOCK).unlink()
     for emptied in (one.path, one.path.parent):
         with suppress(OSError):  # other indexes lie there

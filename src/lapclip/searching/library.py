@@ -76,7 +76,9 @@ class Library:
         if now == self._version:
             return self
         if self.is_removed:
-            raise SearchError("The index of this folder was removed; another search of the folder makes it again.")
+            raise SearchError(
+                "The index of this folder was removed; another search of the folder makes it again."
+            )
         index = self._index
         if now[:-1] != self._version[:-1]:  # made anew: what was opened is not there any more
             index = Index(index.path)
@@ -151,14 +153,20 @@ class Library:
         return self._answer(question_E, limit, offset, since, exclude).hits
 
     def newest(
-        self, limit: int = 20, offset: int = 0, since: float | None = None, exclude: Sequence[str] = ()
+        self,
+        limit: int = 20,
+        offset: int = 0,
+        since: float | None = None,
+        exclude: Sequence[str] = (),
     ) -> list[Hit]:
         """All images, the newest first. Nothing was asked, so their score is 0."""
         order = np.lexsort((self._table.numbers, -self._table.times))
         order = order[self._allowed(since, exclude)[order]][offset : offset + limit]
         return self._hits((number, 0.0, None) for number in self._table.numbers[order])
 
-    def count_of(self, since: float | None = None, exclude: Sequence[str] = (), without: int | None = None) -> int:
+    def count_of(
+        self, since: float | None = None, exclude: Sequence[str] = (), without: int | None = None
+    ) -> int:
         """Images that are young enough and not left out."""
         return int(self._allowed(since, exclude, without).sum())
 
@@ -181,7 +189,11 @@ class Library:
 
     def notes_on(self, answer: Answer) -> list[str]:
         """What the model has seen, how well it does, and how these results are ordered."""
-        return [*model_notes(self.model.which), *answer_notes(self.model, answer.correction), RANKING_NOTE]
+        return [
+            *model_notes(self.model.which),
+            *answer_notes(self.model, answer.correction),
+            RANKING_NOTE,
+        ]
 
     def close(self) -> None:
         self._index.close()
@@ -197,24 +209,41 @@ class Library:
         query: Query | None = None,
     ) -> Answer:
         if not np.isfinite(question_E).all():
-            raise SearchError("The model gives no numbers for this: its training broke down.", hint="lapclip doctor")
-        numbers, rows, allowed = self._table.numbers, self._table.rows, self._allowed(since, exclude, without)
+            raise SearchError(
+                "The model gives no numbers for this: its training broke down.",
+                hint="lapclip doctor",
+            )
+        numbers, rows, allowed = (
+            self._table.numbers,
+            self._table.rows,
+            self._allowed(since, exclude, without),
+        )
         kind = self._kind(query)
         less = self._less(kind) if kind else None
         average = self._average_score(question_E, less)
         if not allowed.all():
-            numbers, rows, less = numbers[allowed], rows[allowed], less if less is None else less[allowed]
+            numbers, rows, less = (
+                numbers[allowed],
+                rows[allowed],
+                less if less is None else less[allowed],
+            )
         found, scores = nearest(self._vectors, rows, numbers, question_E, offset + limit, less)
         bars = _bars(scores, average)
         told = zip(numbers[found[offset:]], scores[offset:], bars[offset:], strict=True)
-        share = self._calibration.share(kind) if self._calibration and kind and less is not None else 0.0
+        share = (
+            self._calibration.share(kind)
+            if self._calibration and kind and less is not None
+            else 0.0
+        )
         correction = {"kind": kind, "share": share} if kind else None
         return Answer(self._hits(told), correction)
 
     @cached_property
     def _sample(self) -> np.ndarray:
         """Places in the table that the average similarity is taken from."""
-        return np.unique(np.linspace(0, self.count - 1, min(self.count, AVERAGE_SAMPLE)).astype(np.int64))
+        return np.unique(
+            np.linspace(0, self.count - 1, min(self.count, AVERAGE_SAMPLE)).astype(np.int64)
+        )
 
     @cached_property
     def _mean_vector(self) -> np.ndarray:
@@ -245,7 +274,9 @@ class Library:
             self._taken[kind] = self._calibration.less(kind, close_NK) if known else None
         return self._taken[kind]
 
-    def _allowed(self, since: float | None, exclude: Sequence[str], without: int | None = None) -> np.ndarray:
+    def _allowed(
+        self, since: float | None, exclude: Sequence[str], without: int | None = None
+    ) -> np.ndarray:
         """Which images are young enough and not left out."""
         allowed = np.ones(self.count, bool)
         if since is not None:
@@ -295,11 +326,16 @@ def open_library(
     Without a model it is the one that made the index of the folder, else the best (`lapclip.which_model`)."""
     folder = Path(os.path.abspath(folder))
     check_folder(folder)
-    return library_of(folder, open_search_model(model, device, indexes_of(folder)), progress, waiting)
+    return library_of(
+        folder, open_search_model(model, device, indexes_of(folder)), progress, waiting
+    )
 
 
 def library_of(
-    folder: Path, model: SearchModel, progress: Progress | None = None, waiting: Status | None = None
+    folder: Path,
+    model: SearchModel,
+    progress: Progress | None = None,
+    waiting: Status | None = None,
 ) -> Library:
     """The same with a model that is open already."""
     check_folder(folder)

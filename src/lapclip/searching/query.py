@@ -47,7 +47,9 @@ def parse(query: str) -> Query:
     unwanted = tuple(first or second for first, second in _MINUS.findall(query))
     wanted = " ".join(_MINUS.sub(" ", query).split())
     if not wanted and not unwanted:
-        raise SearchError("There is nothing to look for.", hint='lapclip search FOLDER "a red bicycle"')
+        raise SearchError(
+            "There is nothing to look for.", hint='lapclip search FOLDER "a red bicycle"'
+        )
     return Query(wanted, unwanted)
 
 
@@ -111,13 +113,17 @@ def nearest(
     found, rough_N = np.arange(len(rows_N)), None
     if count < len(rows_N):
         rough_N = rough_scores(vectors, question_E)
-        if len(rows_N) < len(vectors):  # rows are distinct and in order, so that as many as there are is all of them
+        if len(rows_N) < len(
+            vectors
+        ):  # rows are distinct and in order, so that as many as there are is all of them
             rough_N = rough_N[rows_N]
         if less_N is not None:
             rough_N = rough_N - less_N
         last = np.partition(rough_N, len(rough_N) - count)[len(rough_N) - count]
         found = np.flatnonzero(rough_N >= last - 2 * BOUND)
-    scores = exact_scores(vectors, rows_N[found], question_E, less_N if less_N is None else less_N[found])
+    scores = exact_scores(
+        vectors, rows_N[found], question_E, less_N if less_N is None else less_N[found]
+    )
     if rough_N is not None and np.abs(rough_N[found] - scores).max() > BOUND:
         # Some processor adds up in float16 after all, so the list is not sure to hold the best.
         found = np.arange(len(rows_N))
@@ -131,11 +137,18 @@ def rough_scores(vectors_NE: np.ndarray, question_E: np.ndarray) -> np.ndarray:
     import torch
 
     with torch.inference_mode():
-        return torch.mv(torch.from_numpy(vectors_NE), torch.from_numpy(question_E).half()).float().numpy()
+        return (
+            torch.mv(torch.from_numpy(vectors_NE), torch.from_numpy(question_E).half())
+            .float()
+            .numpy()
+        )
 
 
 def exact_scores(
-    vectors: np.ndarray, rows_N: np.ndarray, question_E: np.ndarray, less_N: np.ndarray | None = None
+    vectors: np.ndarray,
+    rows_N: np.ndarray,
+    question_E: np.ndarray,
+    less_N: np.ndarray | None = None,
 ) -> np.ndarray:
     """The product of a question with some of the vectors, in float32. Row by row, so that equal vectors score equal."""
     parts = [

@@ -77,7 +77,10 @@ def read_image(path: Path, stamp: Stamp, view: View, has_vector: Callable[[str],
     except MemoryError:
         return Read(stamp, passing=NO_MEMORY)
     except (OSError, ValueError) as error:
-        return Read(stamp, passing=f"it cannot be read ({getattr(error, 'strerror', None) or first_line(error)})")
+        return Read(
+            stamp,
+            passing=f"it cannot be read ({getattr(error, 'strerror', None) or first_line(error)})",
+        )
     digest = digest_of(data)
     return Read(stamp, digest) if has_vector(digest) else read_data(data, view, stamp, digest)
 
@@ -91,7 +94,10 @@ def read_stored(image: StoredImage, view: View) -> Read:
     except MemoryError:
         return Read(NO_STAMP, passing=NO_MEMORY)
     except (OSError, ValueError) as error:
-        return Read(NO_STAMP, passing=f"it cannot be read ({getattr(error, 'strerror', None) or first_line(error)})")
+        return Read(
+            NO_STAMP,
+            passing=f"it cannot be read ({getattr(error, 'strerror', None) or first_line(error)})",
+        )
 
 
 def read_data(data: bytes, view: View, stamp: Stamp = NO_STAMP, digest: str = "") -> Read:
@@ -138,7 +144,9 @@ def _reads_heic() -> bool:
         return False
 
 
-def made_ahead(make: Callable[[Item], Made], items: Iterable[Item], ahead: int, most_threads: int) -> Iterator[Made]:
+def made_ahead(
+    make: Callable[[Item], Made], items: Iterable[Item], ahead: int, most_threads: int
+) -> Iterator[Made]:
     """What is made of each item, in their order, up to `ahead` of them before they are wanted."""
     todo: SimpleQueue[tuple[Future[Made], Item] | None] = SimpleQueue()
     threads: list[threading.Thread] = []
@@ -153,7 +161,9 @@ def made_ahead(make: Callable[[Item], Made], items: Iterable[Item], ahead: int, 
                     future.set_exception(error)
 
     def start(count: int) -> None:
-        for _ in range(count):  # nobody waits for a daemon when the process ends, as for the threads of an executor
+        for _ in range(
+            count
+        ):  # nobody waits for a daemon when the process ends, as for the threads of an executor
             threads.append(threading.Thread(target=work, name="lapclip-reading", daemon=True))
             threads[-1].start()
 
@@ -172,7 +182,9 @@ def made_ahead(make: Callable[[Item], Made], items: Iterable[Item], ahead: int, 
             ready = time.monotonic()
             yield made
             worked += time.monotonic() - ready
-            if worked > 0.01:  # else nobody has worked yet, and the first results are always waited for
+            if (
+                worked > 0.01
+            ):  # else nobody has worked yet, and the first results are always waited for
                 waited += ready - began
             if waited + worked > PERIOD:
                 if waited > PATIENCE * (waited + worked):

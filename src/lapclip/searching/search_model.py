@@ -64,7 +64,9 @@ class SearchModel:
 
     def made(self, recorded: str | None) -> bool:
         """Whether an index that says this was made by this model, with this release or an earlier one."""
-        return recorded is not None and (recorded == self.identity or recorded == _former_identity(self.model))
+        return recorded is not None and (
+            recorded == self.identity or recorded == _former_identity(self.model)
+        )
 
     def encode_pixels(self, pixels_NSSC: np.ndarray, /) -> np.ndarray:
         return self.model.encode_pixels(pixels_NSSC)
@@ -73,7 +75,9 @@ class SearchModel:
         return self.model.encode_text(captions)
 
 
-def open_search_model(name: str | None, device: str = "auto", known: Sequence[KnownIndex] = ()) -> SearchModel:
+def open_search_model(
+    name: str | None, device: str = "auto", known: Sequence[KnownIndex] = ()
+) -> SearchModel:
     """The model that is meant, ready to work; without a name, the one that made the index that was used last, and
     where that is gone the best. `known` are the indexes of the folder: a form of the model that is as good does not
     take the place of one that made an index, because all images would have to be read again."""
@@ -103,7 +107,11 @@ def _that_made_one(known: Sequence[KnownIndex], notes: list[str]) -> WhichModel 
         if maker is not None:
             return maker
         if one.fingerprint is not None:
-            what = f"{one.name}, which is gone" if one.reference else "a model that is not among the runs here"
+            what = (
+                f"{one.name}, which is gone"
+                if one.reference
+                else "a model that is not among the runs here"
+            )
             notes.append(
                 f"An index of this folder was made with {what}. --model PATH of a copy uses it again, and "
                 f"{one.forget_command()} removes it."
@@ -128,8 +136,12 @@ def _opened(which: WhichModel, device: str, known: Sequence[KnownIndex]) -> Sear
         return _checked(SearchModel(which, open_exported(which.path)))
     try:
         found = load_torch(which.path, device)
-    except ConfigError as error:  # a device that is not here, which training would have as a setting
-        raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
+    except (
+        ConfigError
+    ) as error:  # a device that is not here, which training would have as a setting
+        raise ConfigError(
+            error.message.replace("train.device", "--device"), hint="--device auto"
+        ) from None
     plain = _checked(SearchModel(which, found))
     if not found.device.is_cpu or which.made_by is None or index_of(plain, known):
         return plain
@@ -144,9 +156,7 @@ def _small(which: WhichModel, model: Embedder) -> SearchModel | None:
         return None
     if not export.is_of(model.fingerprint(), weights_digest(model.model)):
         return None
-    note = (
-        f"{export.folder} reads images {ratio:.1f} times as fast, and lost no recall when it was checked: it is used."
-    )
+    note = f"{export.folder} reads images {ratio:.1f} times as fast, and lost no recall when it was checked: it is used."
     try:
         return _checked(SearchModel(which, open_exported(export.folder), [note]))
     except LapclipError:  # the model itself is there
@@ -168,7 +178,9 @@ def _former_identity(model: Encoder) -> str | None:
 def _checked(model: SearchModel) -> SearchModel:
     if not np.isfinite(model.encode_text(["an image"])).all():
         path = model.which.path
-        raise RunError(f"The model in {path} gives no numbers: its training broke down.", hint="lapclip doctor")
+        raise RunError(
+            f"The model in {path} gives no numbers: its training broke down.", hint="lapclip doctor"
+        )
     return model
 
 
@@ -195,8 +207,15 @@ def model_notes(which: WhichModel) -> list[str]:
         start = _start(run)
         notes = [f"{which.name}: trained on {count} of {source}{start}."]
     if metrics is None:
-        return [*notes, "It was never scored on images it has not seen: lapclip eval says how well it does."]
-    first, tenth, candidates = metrics.get("t2i_r1"), metrics.get("t2i_r10"), metrics.get("candidates")
+        return [
+            *notes,
+            "It was never scored on images it has not seen: lapclip eval says how well it does.",
+        ]
+    first, tenth, candidates = (
+        metrics.get("t2i_r1"),
+        metrics.get("t2i_r10"),
+        metrics.get("candidates"),
+    )
     if first is None or tenth is None or not candidates:
         return notes
     what = "scenes" if drawn else "images"
@@ -231,9 +250,7 @@ def _short_questions(found: dict[str, Any]) -> str:
     right, chance = number(found.get("first_five")), number(found.get("first_five_chance"))
     if right is None or chance is None:
         return ""
-    return (
-        f" Asked for a single word, {right:.0%} of its first five answers have it in a caption (chance {chance:.0%})."
-    )
+    return f" Asked for a single word, {right:.0%} of its first five answers have it in a caption (chance {chance:.0%})."
 
 
 def _published_notes(model: PublishedModel) -> list[str]:

@@ -35,7 +35,11 @@ def protocol(environment: Mapping[str, str] = os.environ) -> str | None:
     terminal, program = environment.get("TERM", ""), environment.get("TERM_PROGRAM", "")
     if "TMUX" in environment or terminal.startswith(("screen", "tmux", "dumb")):
         return None  # they pass on text alone
-    if "KITTY_WINDOW_ID" in environment or terminal in ("xterm-kitty", "xterm-ghostty") or program == "ghostty":
+    if (
+        "KITTY_WINDOW_ID" in environment
+        or terminal in ("xterm-kitty", "xterm-ghostty")
+        or program == "ghostty"
+    ):
         return "kitty"
     if program in ("iTerm.app", "WezTerm") or environment.get("LC_TERMINAL") == "iTerm2":
         return "iterm"

@@ -98,11 +98,15 @@ def update_index(
                 index.rename_model(identity)  # an earlier release wrote it
             damaged = index.begin(identity, model.width)
             if damaged:
-                found.notes.append(f"Part of the index was damaged: {counted(damaged, 'image')} are indexed again.")
+                found.notes.append(
+                    f"Part of the index was damaged: {counted(damaged, 'image')} are indexed again."
+                )
             _Indexer(index, folder, model, found).work(progress or (lambda done, total: None))
             fill_closeness(index, model, waiting)
         else:
-            found.notes.append("Another process is indexing this folder: this is what it has so far.")
+            found.notes.append(
+                "Another process is indexing this folder: this is what it has so far."
+            )
     every = index.entries("reason IS NOT NULL AND NOT gone")
     found.unreadable += [(entry.path, entry.reason or "") for entry in every]
     return found
@@ -117,7 +121,9 @@ def fill_closeness(index: Index, model: SearchModel, waiting: Status | None = No
     for first in range(rows.start, rows.stop, COMPARED):
         if waiting:
             waiting(f"comparing {rows.stop:,} images with questions in general")
-        index.append_closeness(bank, closeness(vectors[first : first + COMPARED], calibration.vectors))
+        index.append_closeness(
+            bank, closeness(vectors[first : first + COMPARED], calibration.vectors)
+        )
 
 
 class Known(NamedTuple):
@@ -148,9 +154,7 @@ class Before:
 
     def to_read(self) -> Iterator[tuple[str, Stamp]]:
         """Files to read, in the order of their paths."""
-        page = (
-            f"SELECT walked.path, walked.bytes, walked.modified {TO_READ} AND walked.path > ? ORDER BY 1 LIMIT {PAGE}"
-        )
+        page = f"SELECT walked.path, walked.bytes, walked.modified {TO_READ} AND walked.path > ? ORDER BY 1 LIMIT {PAGE}"
         last = b""
         while rows := self._index.rows(page, (last,)):
             for path, *stamp in rows:
@@ -159,9 +163,13 @@ class Before:
 
     def note_gone(self, hides: Callable[[str], bool]) -> list[int]:
         """Numbers of images whose files are no longer there; they may be in a folder that hides them."""
-        missing = self._index.rows("SELECT number, path FROM old WHERE path NOT IN (SELECT path FROM walked)")
+        missing = self._index.rows(
+            "SELECT number, path FROM old WHERE path NOT IN (SELECT path FROM walked)"
+        )
         gone = [number for number, path in missing if not hides(os.fsdecode(path))]
-        self._index.change_many("UPDATE old SET free = 1 WHERE number = ?", [(number,) for number in gone])
+        self._index.change_many(
+            "UPDATE old SET free = 1 WHERE number = ?", [(number,) for number in gone]
+        )
         return gone
 
     def at(self, path: str) -> Entry | None:
@@ -212,18 +220,25 @@ class _Indexer:
         self.found.removed = self.index.forget_gone()
         if scan.closed:
             some = ", ".join(scan.closed[:3])
-            self.found.notes.append(f"{len(scan.closed):,} folders could not be looked into: {some}.")
+            self.found.notes.append(
+                f"{len(scan.closed):,} folders could not be looked into: {some}."
+            )
 
     def _check_not_empty(self, scan: Scan) -> None:
         if self.before.files or scan.closed:
             return
-        if self.before.images:  # a disk that is not there looks like this, and its index took long to make
+        if (
+            self.before.images
+        ):  # a disk that is not there looks like this, and its index took long to make
             forget = command("search", self.folder, "--forget")
             raise DataError(
                 f"There is no image in {self.folder}, where {self.before.images:,} were before. Its index is kept.",
                 hint=f"is its disk there? If they are gone for good, {forget}",
             )
-        raise DataError(f"There is no image in {self.folder}.", hint="a folder with JPEG, PNG, WebP or HEIC files")
+        raise DataError(
+            f"There is no image in {self.folder}.",
+            hint="a folder with JPEG, PNG, WebP or HEIC files",
+        )
 
     def _to_read(self) -> Iterator[tuple[str, Stamp]]:
         for path, stamp in self.before.to_read():
@@ -260,7 +275,9 @@ class _Indexer:
         if time.monotonic() - self.saved > SAVED_EVERY:
             self._save()
 
-    def _judged(self, path: str, read: Read, vector: np.ndarray | None) -> tuple[Entry, np.ndarray | None]:
+    def _judged(
+        self, path: str, read: Read, vector: np.ndarray | None
+    ) -> tuple[Entry, np.ndarray | None]:
         before = self.before.at(path)
         entry = Entry(before.number if before else 0, path, *read.stamp, read.digest)
         entry = entry._replace(taken=read.taken, width=read.width, height=read.height)
@@ -277,7 +294,9 @@ class _Indexer:
         """A file whose bytes have a vector: touched, renamed, or a copy of another."""
         old = self.before.with_bytes(entry.digest)
         assert old is not None, "what was there when the pass began stays there"
-        entry = entry._replace(taken=old.entry.taken, width=old.entry.width, height=old.entry.height)
+        entry = entry._replace(
+            taken=old.entry.taken, width=old.entry.width, height=old.entry.height
+        )
         self.found.moved += 1
         if before is not None and before.digest == entry.digest and before.row is not None:
             return entry._replace(row=before.row), None
@@ -290,7 +309,10 @@ class _Indexer:
         """Vectors first, then the images that name them."""
         fresh = [vector for _, vector in self.waiting if vector is not None]
         rows = iter(self.index.append(np.stack(fresh)) if fresh else ())
-        entries = [entry if vector is None else entry._replace(row=next(rows)) for entry, vector in self.waiting]
+        entries = [
+            entry if vector is None else entry._replace(row=next(rows))
+            for entry, vector in self.waiting
+        ]
         if entries:
             self.index.put(entries)
         self.waiting, self.saved = [], time.monotonic()

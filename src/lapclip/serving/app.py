@@ -31,7 +31,9 @@ from lapclip.web.security import POLICY
 from lapclip.web.server import answer_file, page_files
 
 
-def make_app(service: Service, search: FolderSearch | None = None, immich_upstream: str | None = None) -> FastAPI:
+def make_app(
+    service: Service, search: FolderSearch | None = None, immich_upstream: str | None = None
+) -> FastAPI:
     """The application for a served model, and for the images of a folder. `Gate` stands before it.
 
     What Immich asks beside embeddings goes to the server at `immich_upstream`.
@@ -49,18 +51,26 @@ def make_app(service: Service, search: FolderSearch | None = None, immich_upstre
         return json_answer({"status": "ok"})
 
     @app.head("/ready", include_in_schema=False)
-    @app.get("/ready", tags=["Health"], summary="Whether a golden image and caption get their vectors")
+    @app.get(
+        "/ready", tags=["Health"], summary="Whether a golden image and caption get their vectors"
+    )
     async def ready(demand: Demand = None) -> Response:
         service.check_demand(demand)
         await service.ready()
         service.check_demand(demand)  # another model may have been taken meanwhile
         model = service.model
-        about = {"model": model.name, "fingerprint": model.fingerprint, "dimension": model.dimension}
+        about = {
+            "model": model.name,
+            "fingerprint": model.fingerprint,
+            "dimension": model.dimension,
+        }
         return json_answer({"status": "ready", **about})
 
     @app.get("/metrics", tags=["Health"], summary="Counts and times in Prometheus' format")
     async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(
+            service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
     app.include_router(page_routes(service), include_in_schema=False)
 
@@ -89,12 +99,19 @@ def make_app(service: Service, search: FolderSearch | None = None, immich_upstre
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         refusal = Refusal(_about(request, error))
-        refusal.status, refusal.code = error.status_code, "not_found" if error.status_code == 404 else "invalid_request"
+        refusal.status, refusal.code = (
+            error.status_code,
+            "not_found" if error.status_code == 404 else "invalid_request",
+        )
         return answer_refusal(request.scope, refusal)
 
     @app.exception_handler(Exception)
     async def fault(request: Request, error: Exception) -> Response:
-        reason = error.message if isinstance(error, LapclipError) else f"A fault in lapclip: {type(error).__name__}."
+        reason = (
+            error.message
+            if isinstance(error, LapclipError)
+            else f"A fault in lapclip: {type(error).__name__}."
+        )
         return answer_refusal(request.scope, Fault(reason))
 
     return app
@@ -126,7 +143,9 @@ def _as_refusal(error: RequestValidationError) -> Refusal:
         return Refusal("The request is no JSON.")
     field = ".".join(str(step) for step in first["loc"] if step != "body")
     if not field:
-        return Refusal("The request should be a JSON object, with the header Content-Type: application/json.")
+        return Refusal(
+            "The request should be a JSON object, with the header Content-Type: application/json."
+        )
     message = first["msg"].replace("Input should", "it should").replace(" after validation", "")
     return Refusal(f"{field}: {SHORT.get(first['type'], message)}.", field=field)
 
@@ -176,4 +195,8 @@ def page_routes(service: Service) -> APIRouter:
 def _swagger_folder() -> Path | None:
     """Where the package with Swagger UI keeps its files; the package itself is not imported."""
     found = find_spec("fastapi_swagger")
-    return Path(found.origin).parent / "resources" if found is not None and found.origin is not None else None
+    return (
+        Path(found.origin).parent / "resources"
+        if found is not None and found.origin is not None
+        else None
+    )

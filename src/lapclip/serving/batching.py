@@ -76,7 +76,9 @@ class BatchReport:
 class Batcher:
     """Takes rows from any thread, and resolves their futures in the loop they belong to."""
 
-    def __init__(self, engine: BatchEngine, report: Callable[[BatchReport], None] = lambda report: None) -> None:
+    def __init__(
+        self, engine: BatchEngine, report: Callable[[BatchReport], None] = lambda report: None
+    ) -> None:
         self._engine, self._report = engine, report
         self._waiting: dict[tuple[str, int], deque[Row]] = {}
         self._changed = threading.Condition()
@@ -140,7 +142,10 @@ class Batcher:
                 if row.future.cancelled():
                     continue
                 if row.deadline < now:
-                    _settle(row, Unavailable("The deadline passed while the request waited for the engine."))
+                    _settle(
+                        row,
+                        Unavailable("The deadline passed while the request waited for the engine."),
+                    )
                     continue
                 batch.append(row)
             if not rows:
@@ -155,12 +160,18 @@ class Batcher:
         began, tower = time.monotonic(), batch[0].tower
         vectors = self._attempt(batch)
         ended = time.monotonic()
-        if len(batch) >= self._engine.largest_batch(tower) / 2:  # small ones cost more a row, and are soon over
+        if (
+            len(batch) >= self._engine.largest_batch(tower) / 2
+        ):  # small ones cost more a row, and are soon over
             latest = (ended - began) / len(batch)
             self._seconds_per_row[tower] += SMOOTHING * (latest - self._seconds_per_row[tower])
         _settle_all(batch, vectors)
         failed = sum(isinstance(vector, Exception) for vector in vectors)
-        self._report(BatchReport(tower, len(batch), ended - began, [began - row.queued for row in batch], failed))
+        self._report(
+            BatchReport(
+                tower, len(batch), ended - began, [began - row.queued for row in batch], failed
+            )
+        )
 
     def _attempt(self, batch: list[Row]) -> list[np.ndarray | Exception]:
         """A vector for each row, or why there is none."""
@@ -168,13 +179,17 @@ class Batcher:
             vectors = self._engine.embed(batch[0].tower, np.stack([row.values for row in batch]))
             if len(vectors) != len(batch):
                 raise ValueError(f"{len(vectors)} vectors for {len(batch)} rows")
-        except Exception as error:  # whatever the engine stumbles on, the rows beside it are not at fault
+        except (
+            Exception
+        ) as error:  # whatever the engine stumbles on, the rows beside it are not at fault
             if len(batch) == 1:
                 return [Fault(f"The model failed on this input: {first_line(error)}.")]
             return [self._attempt([row])[0] for row in batch]
         good: list[bool] = np.asarray(np.isfinite(vectors).all(axis=1)).tolist()
         return [
-            np.asarray(vector, np.float32) if fine else Fault("The model gives no numbers for this input.")
+            np.asarray(vector, np.float32)
+            if fine
+            else Fault("The model gives no numbers for this input.")
             for vector, fine in zip(vectors, good, strict=True)
         ]
 

@@ -97,7 +97,9 @@ class Forms:
             model = self.torch(CPU)
             self.fingerprint, self.weights = model.fingerprint(), weights_digest(model.model)
             if self._is_as_found:
-                memory.write(path, {"files": stamp, "fingerprint": self.fingerprint, "weights": self.weights})
+                memory.write(
+                    path, {"files": stamp, "fingerprint": self.fingerprint, "weights": self.weights}
+                )
         run = self.which.made_by
         for engine, to in EXPORTS.items():
             found = find_export(run, to) if run else None
@@ -128,7 +130,9 @@ class Forms:
         if dtype != "float32":
             rounded = RoundedCopy(model.model, DTYPES[dtype]).model.eval()
             model = Embedder(rounded, model.tokenizer, model.device)
-        return Engine(candidate.name, model, candidate.threads, candidate.device, fingerprint=fingerprint)
+        return Engine(
+            candidate.name, model, candidate.threads, candidate.device, fingerprint=fingerprint
+        )
 
 
 def files_stamp(which: WhichModel) -> str:
@@ -150,7 +154,9 @@ class Stamps:
     @classmethod
     def of(cls, which: WhichModel) -> Stamps:
         run = which.made_by
-        exports = [run.path / "exported" / to / DESCRIPTION for to in EXPORTS.values()] if run else []
+        exports = (
+            [run.path / "exported" / to / DESCRIPTION for to in EXPORTS.values()] if run else []
+        )
         return cls(files_stamp(which), _stamp(exports))
 
 
@@ -165,12 +171,18 @@ def _stamp(files: Sequence[Path]) -> str:
     return digest_of_json([__version__, *seen])
 
 
-def open_engine(which: WhichModel, asked: Asked = Asked(), status: Status = lambda _: None) -> Engine:
+def open_engine(
+    which: WhichModel, asked: Asked = Asked(), status: Status = lambda _: None
+) -> Engine:
     """The engine that serves a model here, measured or remembered."""
     if is_exported(which.path):
-        name = "onnx-int8" if read_description(which.path)["format"] == "onnx-int8" else "onnx-float32"
+        name = (
+            "onnx-int8" if read_description(which.path)["format"] == "onnx-int8" else "onnx-float32"
+        )
         if asked.engine not in (None, name):
-            raise ConfigError(f"{which.path} is an export for {name}.", hint=command("serve", which.path))
+            raise ConfigError(
+                f"{which.path} is an export for {name}.", hint=command("serve", which.path)
+            )
         candidates, forms = [Candidate(name, folder=which.path)], None
         fingerprint = _exported_engine(candidates[0]).fingerprint
     else:
@@ -203,10 +215,17 @@ def same_engine(which: WhichModel, like: Engine) -> Engine | None:
     else:
         forms = Forms(which)
         export = forms.exports.get(like.name)
-        if like.name in EXPORTS and (export is None or (like.name == "onnx-int8" and not export.lost_nothing)):
+        if like.name in EXPORTS and (
+            export is None or (like.name == "onnx-int8" and not export.lost_nothing)
+        ):
             return None
-        engine = forms.open(Candidate(like.name, like.device, like.threads, export.folder if export else None))
-    alike = (engine.encoder.view, engine.encoder.context) == (like.encoder.view, like.encoder.context)
+        engine = forms.open(
+            Candidate(like.name, like.device, like.threads, export.folder if export else None)
+        )
+    alike = (engine.encoder.view, engine.encoder.context) == (
+        like.encoder.view,
+        like.encoder.context,
+    )
     if not alike or engine.encoder.embedding != like.encoder.embedding:
         return None
     if forms and _strays(engine, forms.open):
@@ -217,7 +236,9 @@ def same_engine(which: WhichModel, like: Engine) -> Engine | None:
 
 def _exported_engine(candidate: Candidate) -> Engine:
     assert candidate.folder is not None
-    return Engine(candidate.name, open_exported(candidate.folder, candidate.threads), candidate.threads)
+    return Engine(
+        candidate.name, open_exported(candidate.folder, candidate.threads), candidate.threads
+    )
 
 
 def _candidates(forms: Forms, asked: Asked) -> list[Candidate]:
@@ -225,7 +246,9 @@ def _candidates(forms: Forms, asked: Asked) -> list[Candidate]:
     device, _ = choose_device(AUTO)
     found = [Candidate("torch-float32")]
     if not device.is_cpu:
-        found += [Candidate(name, device.kind) for name in ("torch-float32", f"torch-{device.half}")]
+        found += [
+            Candidate(name, device.kind) for name in ("torch-float32", f"torch-{device.half}")
+        ]
     found += [
         Candidate(engine, folder=export.folder)
         for engine, export in forms.exports.items()
@@ -234,10 +257,15 @@ def _candidates(forms: Forms, asked: Asked) -> list[Candidate]:
     if asked.engine is None:
         return found
     chosen = [candidate for candidate in found if candidate.name == asked.engine]
-    if asked.engine.startswith("torch-") and not chosen:  # half precision, other than what the device has first
+    if (
+        asked.engine.startswith("torch-") and not chosen
+    ):  # half precision, other than what the device has first
         chosen = [Candidate(asked.engine, device.kind)]
     if not chosen:
-        to, name = EXPORTS[asked.engine], forms.which.run.typed if forms.which.run else forms.which.path
+        to, name = (
+            EXPORTS[asked.engine],
+            forms.which.run.typed if forms.which.run else forms.which.path,
+        )
         why = "was made from another model" if to in forms.stale else "is not there"
         again = ["--force"] if to in forms.stale else []
         raise WeightsError(
@@ -254,7 +282,9 @@ def _hints(forms: Forms, engine: Engine) -> list[str]:
     if export is not None and not export.lost_nothing and engine.name != "onnx-int8":
         check = mapping(export.about.get("check"))
         change = f"{percent(check.get('recall_before'))} to {percent(check.get('recall_after'))}"
-        return [f"onnx-int8 is left out: its check saw R@1 go from {change}; --engine onnx-int8 takes it all the same"]
+        return [
+            f"onnx-int8 is left out: its check saw R@1 go from {change}; --engine onnx-int8 takes it all the same"
+        ]
     if run is None or engine.device != CPU or export is not None:
         return []
     again = ["--force"] if "onnx-int8" in forms.stale else []
@@ -263,10 +293,16 @@ def _hints(forms: Forms, engine: Engine) -> list[str]:
     return [f"{older}{made} may serve faster: it is used where its check finds no loss"]
 
 
-def _measured(candidates: list[Candidate], threads: int | None, opened: Callable[[Candidate], Engine]) -> Engine:
+def _measured(
+    candidates: list[Candidate], threads: int | None, opened: Callable[[Candidate], Engine]
+) -> Engine:
     """The fastest engine, with the threads and the batches that pay off."""
     reasons: list[str] = []
-    here = [Candidate(c.name, c.device, threads or c.threads, c.folder) for c in candidates if c.device == CPU]
+    here = [
+        Candidate(c.name, c.device, threads or c.threads, c.folder)
+        for c in candidates
+        if c.device == CPU
+    ]
     there = [candidate for candidate in candidates if candidate.device != CPU]
 
     def kept(some: list[Candidate]) -> dict[Candidate, Engine]:
@@ -289,7 +325,9 @@ def _measured(candidates: list[Candidate], threads: int | None, opened: Callable
         final = {}
         if best is not None:
             counts = [threads] if threads else thread_counts()
-            final = {(c := Candidate(best.name, CPU, count, best.folder)): opened(c) for count in counts}
+            final = {
+                (c := Candidate(best.name, CPU, count, best.folder)): opened(c) for count in counts
+            }
         final |= kept(there)
         again = _rates(final, beside) if len(final) > 1 else {}
         chosen = _fastest(again) if again else next(iter(final))
@@ -355,7 +393,9 @@ def _photo() -> ImageFile:
     """A JPEG as people send them."""
     coarse = np.random.default_rng(0).integers(0, 256, (24, 32, 3), np.uint8)
     file = io.BytesIO()
-    Image.fromarray(coarse).resize((PHOTO, PHOTO * 3 // 4), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    Image.fromarray(coarse).resize((PHOTO, PHOTO * 3 // 4), Image.Resampling.BICUBIC).save(
+        file, "JPEG", quality=90
+    )
     return ImageFile(file.getvalue())
 
 
@@ -375,7 +415,11 @@ def _strays(engine: Engine, opened: Callable[[Candidate], Engine]) -> str | None
 def _sentence(chosen: Candidate, rates: dict[Candidate, Rates]) -> str:
     if chosen not in rates:
         return f"{chosen.label}: nothing else was to be measured"
-    others = sorted((rate.seconds, candidate.label, rate) for candidate, rate in rates.items() if candidate != chosen)
+    others = sorted(
+        (rate.seconds, candidate.label, rate)
+        for candidate, rate in rates.items()
+        if candidate != chosen
+    )
     against = "; ".join(f"{label}: {rate}" for _, label, rate in others)
     return f"{chosen.label}: {rates[chosen]}, against {against}"
 
@@ -388,7 +432,9 @@ def _batches(engine: Engine) -> list[str]:
         if times.largest == 1:
             said.append(f"{plural} of several callers are not joined: a batch is no faster here")
         else:
-            said.append(f"up to {times.largest} {plural} are computed at once, {times.gain:.1f} times as fast as alone")
+            said.append(
+                f"up to {times.largest} {plural} are computed at once, {times.gain:.1f} times as fast as alone"
+            )
     return said
 
 
@@ -397,7 +443,10 @@ def _key(fingerprint: str, candidates: list[Candidate], asked: Asked) -> str:
     machine = machine_facts()
     devices = sorted({candidate.device for candidate in candidates})
     facts = {
-        "candidates": [[c.name, c.device, _stamp([c.folder / DESCRIPTION]) if c.folder else ""] for c in candidates],
+        "candidates": [
+            [c.name, c.device, _stamp([c.folder / DESCRIPTION]) if c.folder else ""]
+            for c in candidates
+        ],
         "threads": asked.threads,
         "chip": machine["chip"],
         "cores": [logical_cores(), default_threads()],
@@ -415,17 +464,24 @@ def _version(package: str) -> str:
 
 
 def _to_remember(engine: Engine) -> dict[str, Any]:
-    times = {tower: {str(size): spent for size, spent in each.seconds.items()} for tower, each in engine.times.items()}
+    times = {
+        tower: {str(size): spent for size, spent in each.seconds.items()}
+        for tower, each in engine.times.items()
+    }
     said = {"engine": engine.name, "device": engine.device, "threads": engine.threads}
     return {**said, "times": times, "reasons": engine.reasons}
 
 
-def _remembered(kept: Any, candidates: list[Candidate], opened: Callable[[Candidate], Engine]) -> Engine | None:
+def _remembered(
+    kept: Any, candidates: list[Candidate], opened: Callable[[Candidate], Engine]
+) -> Engine | None:
     """The engine that was chosen before; None where there was none, or what is kept makes no sense."""
     try:
         found = [c for c in candidates if (c.name, c.device) == (kept["engine"], kept["device"])]
         times = {
-            tower: BatchTimes({int(size): float(spent) for size, spent in kept["times"][tower].items()})
+            tower: BatchTimes(
+                {int(size): float(spent) for size, spent in kept["times"][tower].items()}
+            )
             for tower in ("image", "text")
         }
         candidate = Candidate(found[0].name, found[0].device, int(kept["threads"]), found[0].folder)
@@ -442,4 +498,6 @@ def check_finite(engine: Engine) -> None:
     """Refuse a model whose training broke down."""
     for tower in ("image", "text"):
         if not np.isfinite(engine.embed(tower, engine.rows(tower, 1))).all():
-            raise RunError("The model gives no numbers: its training broke down.", hint="lapclip doctor")
+            raise RunError(
+                "The model gives no numbers: its training broke down.", hint="lapclip doctor"
+            )

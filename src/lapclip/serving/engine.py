@@ -32,7 +32,11 @@ class BatchTimes:
     @property
     def largest(self) -> int:
         """The smallest batch that is as fast a row as any, within noise; 1 where joining requests gains nothing."""
-        allowed = {size: spent / size for size, spent in self.seconds.items() if size == 1 or spent <= LONGEST_BATCH}
+        allowed = {
+            size: spent / size
+            for size, spent in self.seconds.items()
+            if size == 1 or spent <= LONGEST_BATCH
+        }
         best = min(allowed.values())
         return min(size for size, each in allowed.items() if each <= best * WORTH)
 
@@ -76,7 +80,9 @@ class Engine:
         if getattr(_own, "threads", None) != self.threads:
             use_threads(self.threads)
             _own.threads = self.threads
-        return self.encoder.embed_pixels(rows) if tower == "image" else self.encoder.embed_tokens(rows)
+        return (
+            self.encoder.embed_pixels(rows) if tower == "image" else self.encoder.embed_tokens(rows)
+        )
 
     def largest_batch(self, tower: str) -> int:
         return self.times[tower].largest
@@ -91,7 +97,9 @@ class Engine:
             for size in BATCHES:
                 seconds[size] = self._time(tower, size)
                 each = {done: spent / done for done, spent in seconds.items()}
-                if seconds[size] > LONGEST_BATCH or (size >= 4 and each[size] > each[size // 2] / WORTH > 0):
+                if seconds[size] > LONGEST_BATCH or (
+                    size >= 4 and each[size] > each[size // 2] / WORTH > 0
+                ):
                     break
             self.times[tower] = BatchTimes(seconds)
 
@@ -115,7 +123,9 @@ class Engine:
             return generator.integers(0, 256, (size, side, side, 3), np.uint8)
         tokenizer = self.encoder.tokenizer
         length = self.encoder.context if tokenizer.fills else min(TEXT_LENGTH, self.encoder.context)
-        rows = generator.integers(0, max(1, min(tokenizer.start, tokenizer.end)), (size, length), np.int64)
+        rows = generator.integers(
+            0, max(1, min(tokenizer.start, tokenizer.end)), (size, length), np.int64
+        )
         rows[:, 0], rows[:, -1] = tokenizer.start, tokenizer.end
         return rows
 
@@ -123,6 +133,10 @@ class Engine:
 def served_fingerprint(encoder: Encoder) -> str:
     """Which space the vectors are from. A float32 export gives the vectors of the model that it was made from, and
     bears its fingerprint; an int8 one has its own."""
-    if isinstance(encoder, OnnxEmbedder) and encoder.about["format"] == "onnx" and len(encoder.made_from) == 16:
+    if (
+        isinstance(encoder, OnnxEmbedder)
+        and encoder.about["format"] == "onnx"
+        and len(encoder.made_from) == 16
+    ):
         return encoder.made_from
     return encoder.fingerprint()

@@ -55,14 +55,31 @@ PATIENCE = 1.0
 _NOT_PUBLIC_4 = [
     ipaddress.ip_network(network)
     for network in (
-        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24"),
-        *("192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24"),
+        *(
+            "0.0.0.0/8",
+            "10.0.0.0/8",
+            "100.64.0.0/10",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "172.16.0.0/12",
+            "192.0.0.0/24",
+        ),
+        *(
+            "192.0.2.0/24",
+            "192.88.99.0/24",
+            "192.168.0.0/16",
+            "198.18.0.0/15",
+            "198.51.100.0/24",
+            "203.0.113.0/24",
+        ),
         "224.0.0.0/3",
     )
 ]
 _UNICAST_6 = ipaddress.ip_network("2000::/3")
 """All that is given out. Outside of it: loopback, link-local, private, multicast, IPv4 inside IPv6, and NAT64."""
-_NOT_PUBLIC_6 = [ipaddress.ip_network(text) for text in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")]
+_NOT_PUBLIC_6 = [
+    ipaddress.ip_network(text) for text in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
+]
 """Within it: Teredo and other protocols, documentation, 6to4."""
 
 
@@ -145,7 +162,11 @@ def ask(
     return connection.getresponse()
 
 
-def read(response: http.client.HTTPResponse, most: int, arrived: Callable[[int], None] = lambda size: None) -> bytes:
+def read(
+    response: http.client.HTTPResponse,
+    most: int,
+    arrived: Callable[[int], None] = lambda size: None,
+) -> bytes:
     """The body of an answer. `arrived` hears of each piece and may raise."""
     too_large = TooLarge(f"it has more than {most // 10**6} MB.")
     if (response.length or 0) > most:  # as announced
@@ -191,7 +212,9 @@ class Fetcher:
         }
         try:
             await asyncio.wait(
-                futures.values(), timeout=max(0.0, deadline - time.monotonic()), return_when=asyncio.FIRST_EXCEPTION
+                futures.values(),
+                timeout=max(0.0, deadline - time.monotonic()),
+                return_when=asyncio.FIRST_EXCEPTION,
             )
             for position, future in futures.items():
                 if future.done() and (error := future.exception()) is not None:
@@ -203,7 +226,8 @@ class Fetcher:
             self._waiting -= count
             count = 0
             yield [
-                item if not isinstance(item, ImageAddress) else futures[at].result() for at, item in enumerate(items)
+                item if not isinstance(item, ImageAddress) else futures[at].result()
+                for at, item in enumerate(items)
             ]
         finally:
             self._waiting -= count
@@ -229,7 +253,9 @@ class Fetcher:
         except TimeoutError:
             raise BadItem(f"it was not fetched within {SECONDS:.0f} seconds.") from None
         except ssl.SSLCertVerificationError:
-            raise BadItem("its server has no certificate for this name that is trusted here.") from None
+            raise BadItem(
+                "its server has no certificate for this name that is trusted here."
+            ) from None
         except (OSError, http.client.HTTPException, ValueError):
             raise BadItem("its server could not be reached, or broke off.") from None
         raise BadItem(f"it is redirected more than {MOST_REDIRECTS} times.")
@@ -288,7 +314,9 @@ def _open(family: socket.AddressFamily, address: Any, seconds: float) -> socket.
 def _parts(url: str) -> tuple[str, str, str]:
     """The host of an address, the path to ask there, and the host as it was written."""
     if len(url) > LONGEST_ADDRESS or not re.fullmatch("[!-~]+", url):
-        raise BadItem("its address is too long, or has characters that an address has to write in percent signs.")
+        raise BadItem(
+            "its address is too long, or has characters that an address has to write in percent signs."
+        )
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -361,7 +389,9 @@ class _Room:
             if self.given_up.is_set():
                 raise GivenUp
             if self._taken + size > rooms.each:
-                raise TooLarge(f"the images of one request may have {rooms.each // 10**6} MB together.")
+                raise TooLarge(
+                    f"the images of one request may have {rooms.each // 10**6} MB together."
+                )
             if rooms.taken + size > rooms.total:
                 raise Unavailable("Too many bytes are on their way to this server.")
             self._taken += size

@@ -40,10 +40,14 @@ class SearchRequest(Strict):
 
     query: str | None = Field(None, description="Words; `-word` is not wanted.", max_length=1000)
     image: str | None = Field(None, description="An image: base64 of a file, or a data URI.")
-    like: int | None = Field(None, description="The number of an image in the index.", ge=0, le=LARGEST_NUMBER)
+    like: int | None = Field(
+        None, description="The number of an image in the index.", ge=0, le=LARGEST_NUMBER
+    )
     limit: int = Field(10, ge=1, le=MOST)
     offset: int = Field(0, ge=0, le=LARGEST_NUMBER)
-    since: str | None = Field(None, description="A date such as 2024-05-01, or an age such as 30d.", max_length=40)
+    since: str | None = Field(
+        None, description="A date such as 2024-05-01, or an age such as 30d.", max_length=40
+    )
     exclude: list[Annotated[str, Field(max_length=200)]] = Field(
         default_factory=list, description="Globs of paths that are left out.", max_length=20
     )
@@ -74,7 +78,9 @@ class FolderSearch:
         """The index that answers now, and the model that made it."""
         return self._current
 
-    async def find(self, request: SearchRequest, demand: str | None) -> tuple[Answer, Library, ServedModel]:
+    async def find(
+        self, request: SearchRequest, demand: str | None
+    ) -> tuple[Answer, Library, ServedModel]:
         """The images that fit, and how to read them. The question goes through the queue of the model that made the
         index."""
         library, model = self._current
@@ -94,7 +100,11 @@ class FolderSearch:
         query = parse(request.query or "")
         items = [Text(text) for text in (query.wanted, *query.unwanted) if text]
         vectors = (await self._service.embed(items, model=model)).vectors
-        return await self._from_index(library.ask, query, *span, lambda texts: vectors), library, model
+        return (
+            await self._from_index(library.ask, query, *span, lambda texts: vectors),
+            library,
+            model,
+        )
 
     async def _from_index(self, ask: Callable[..., Any], *given: Any) -> Any:
         """In a thread, because files are read. What is wrong with them is not the caller's fault, who is not told where
@@ -102,17 +112,25 @@ class FolderSearch:
         try:
             return await asyncio.to_thread(ask, *given)
         except SearchError as error:
-            self._service.notes["index"] = f"The index of the folder cannot be read: {first_line(error)}"
-            raise Unavailable("The index of the folder cannot be read at the moment.", retry_after=10) from None
+            self._service.notes["index"] = (
+                f"The index of the folder cannot be read: {first_line(error)}"
+            )
+            raise Unavailable(
+                "The index of the folder cannot be read at the moment.", retry_after=10
+            ) from None
 
     def close(self) -> None:
         """End the thread that keeps the index up to date."""
         self._closing = True
         self._wake.set()
 
-    def _library(self, model: ServedModel, progress: Progress | None = None, waiting: Status | None = None) -> Library:
+    def _library(
+        self, model: ServedModel, progress: Progress | None = None, waiting: Status | None = None
+    ) -> Library:
         if self._search_model is None or self._search_model.model is not model.encoder:
-            self._search_model = SearchModel(self._which, model.encoder)  # its fingerprint takes all weights to make
+            self._search_model = SearchModel(
+                self._which, model.encoder
+            )  # its fingerprint takes all weights to make
         return library_of(self._folder, self._search_model, progress, waiting)
 
     def _keep_up(self) -> None:
@@ -127,7 +145,9 @@ class FolderSearch:
                 self._current = self._library(target), target
             except Exception as error:  # whatever it is: what is there goes on to answer, and the next turn tries again
                 target.release()
-                self._service.notes["index"] = f"The index of the folder is not up to date: {first_line(error)}"
+                self._service.notes["index"] = (
+                    f"The index of the folder is not up to date: {first_line(error)}"
+                )
                 continue
             before.release()
             self._service.notes.pop("index", None)
@@ -138,7 +158,10 @@ class FolderSearch:
 def search_routes(search: FolderSearch) -> APIRouter:
     router = APIRouter(tags=["lapclip"])
 
-    @router.post("/search", summary="The images of the served folder that fit words or an image, the nearest first")
+    @router.post(
+        "/search",
+        summary="The images of the served folder that fit words or an image, the nearest first",
+    )
     async def find(request: SearchRequest, demand: Demand = None) -> Response:
         try:
             answer, library, model = await search.find(request, demand)

@@ -91,13 +91,17 @@ class Gate:
                 if body is None:
                     answer.headers["Connection"] = "close"  # the request was not read to its end
                 await answer(scope, receive, send_with_headers)
-        except Exception as error:  # the application has answered 500; of what was asked nothing is written down
+        except (
+            Exception
+        ) as error:  # the application has answered 500; of what was asked nothing is written down
             log_fault(error)
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         """By the path of a route: what was asked stays out of the metrics."""
         route = scope.get("route")
-        self._service.metrics.answered(getattr(route, "path", "other"), scope["method"], status, seconds)
+        self._service.metrics.answered(
+            getattr(route, "path", "other"), scope["method"], status, seconds
+        )
         if (code := scope.get(REFUSED)) is not None:
             self._service.metrics.refused(code)
 
@@ -114,7 +118,8 @@ class Gate:
             return
         if not (self._has_key(headers) or self._door.has_token(scope, headers)):
             raise NoKey(
-                "The API key is missing or wrong.", hint="the header `Authorization: Bearer KEY`, or `X-API-Key: KEY`"
+                "The API key is missing or wrong.",
+                hint="the header `Authorization: Bearer KEY`, or `X-API-Key: KEY`",
             )
 
     def _has_key(self, headers: Headers) -> bool:
@@ -123,7 +128,10 @@ class Gate:
         if kind.lower() == "bearer":
             given.append(key.strip())
         assert self._key is not None
-        return any(secrets.compare_digest(text.encode("utf-8", "replace"), self._key.encode()) for text in given)
+        return any(
+            secrets.compare_digest(text.encode("utf-8", "replace"), self._key.encode())
+            for text in given
+        )
 
     async def _read(self, receive: Receive, room: BodyRoom) -> bytes:
         """The whole body. Slow senders are cut off."""
@@ -141,7 +149,9 @@ class Gate:
                     if not message.get("more_body", False):
                         return b"".join(chunks)
         except TimeoutError:
-            raise Late(f"The request was not sent completely within {self.limits.body_seconds:.0f} seconds.") from None
+            raise Late(
+                f"The request was not sent completely within {self.limits.body_seconds:.0f} seconds."
+            ) from None
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Have the application answer; give that up when the caller goes away."""
@@ -175,12 +185,19 @@ def log_fault(error: Exception) -> None:
     """One line on a fault of ours: its kind and where it happened."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(last.filename).name}:{last.lineno}"
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} fault: {type(error).__name__} at {where}", file=sys.stderr, flush=True)
+    print(
+        f"{time.strftime('%Y-%m-%d %H:%M:%S')} fault: {type(error).__name__} at {where}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def check_elements(scope: Scope, body: bytes) -> None:
     """Refuse JSON of so many elements that reading it would take gigabytes; an image is one element."""
-    if len(body) < MOST_ELEMENTS or "json" not in Headers(scope=scope).get("content-type", "json").lower():
+    if (
+        len(body) < MOST_ELEMENTS
+        or "json" not in Headers(scope=scope).get("content-type", "json").lower()
+    ):
         return
     if sum(body.count(mark) for mark in (b",", b"{", b"[")) > MOST_ELEMENTS:
         raise TooLarge(f"A request may have {MOST_ELEMENTS:,} elements at most.")
@@ -194,7 +211,9 @@ class BodyRoom:
         asks = scope["method"] == "POST" and scope["path"] not in OPEN
         self._most = gate.limits.body_bytes if asks else LARGEST_WITHOUT_NEED
         length = Headers(scope=scope).get("content-length", "0")
-        self._announced = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
+        self._announced = (
+            int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
+        )
 
     def __enter__(self) -> BodyRoom:
         self._check(self._announced)

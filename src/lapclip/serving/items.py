@@ -24,7 +24,9 @@ LARGEST_IMAGE = 20_000_000
 """Bytes of an image file."""
 LONGEST_HEAD = 1000
 """Characters of a data URI before its data."""
-_DATA_URI = re.compile(r"data:([\w.+/-]*)((?:;[\w.+-]+=[^;,]*)*)(;base64)?,", re.ASCII | re.IGNORECASE)
+_DATA_URI = re.compile(
+    r"data:([\w.+/-]*)((?:;[\w.+-]+=[^;,]*)*)(;base64)?,", re.ASCII | re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,12 @@ class Text:
     @cached_property
     def digest(self) -> bytes:
         """Equal for equal texts."""
-        kind = b"w" if self.whole else b"t"  # a vector of a text that was cut must not answer for the whole of it
-        return hashlib.blake2b(kind + self.text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        kind = (
+            b"w" if self.whole else b"t"
+        )  # a vector of a text that was cut must not answer for the whole of it
+        return hashlib.blake2b(
+            kind + self.text.encode("utf-8", "surrogatepass"), digest_size=16
+        ).digest()
 
     def row(self, encoder: Encoder) -> np.ndarray:
         """Its tokens, padded to a multiple of 8 so that shapes repeat."""
@@ -52,14 +58,18 @@ class Text:
             )
         tokens = self.tokens(encoder)
         if len(tokens) > encoder.context:
-            raise BadItem(f"the text has more than the {encoder.context} tokens that this model takes.")
+            raise BadItem(
+                f"the text has more than the {encoder.context} tokens that this model takes."
+            )
         return pad([tokens], encoder.context, encoder.tokenizer.padding)[0]
 
     def tokens(self, encoder: Encoder) -> list[int]:
         """What the model reads of it. Kept, because some dialects count them once more."""
         if "_tokens" not in self.__dict__:
             tokenizer = encoder.tokenizer
-            one_more = self.whole and (not tokenizer.fills or tokenizer.length(self.text) > encoder.context)
+            one_more = self.whole and (
+                not tokenizer.fills or tokenizer.length(self.text) > encoder.context
+            )
             self.__dict__["_tokens"] = tokenizer.encode(self.text, encoder.context + one_more)
         return self.__dict__["_tokens"]
 
@@ -103,7 +113,9 @@ class ImageText:
     @cached_property
     def digest(self) -> bytes:
         """Equal for equal files, written alike."""
-        return hashlib.blake2b(b"b" + self.written.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        return hashlib.blake2b(
+            b"b" + self.written.encode("utf-8", "surrogatepass"), digest_size=16
+        ).digest()
 
     def row(self, encoder: Encoder) -> np.ndarray:
         """The square that the model sees."""
@@ -111,7 +123,9 @@ class ImageText:
             data = base64.b64decode(self.written, validate=True)
         except (binascii.Error, ValueError):
             try:  # line breaks, the alphabet for addresses, and without the padding at the end
-                plain = "".join(self.written.split()).rstrip("=").replace("-", "+").replace("_", "/")
+                plain = (
+                    "".join(self.written.split()).rstrip("=").replace("-", "+").replace("_", "/")
+                )
                 plain += "=" * (-len(plain) % 4)
                 data = base64.b64decode(plain, validate=True)
             except (binascii.Error, ValueError):
@@ -136,7 +150,10 @@ def image_from_text(written: str, *, position: int | None = None) -> ImageText |
     """An image as JSON holds it: a data URI (`data:image/jpeg;base64,...`), base64 alone, or an address."""
     if match := _DATA_URI.match(written, 0, LONGEST_HEAD):
         if not match[3]:
-            raise BadItem("a data URI of an image has to be in base64 (data:image/jpeg;base64,...).", position=position)
+            raise BadItem(
+                "a data URI of an image has to be in base64 (data:image/jpeg;base64,...).",
+                position=position,
+            )
         written = written[match.end() :]
     elif written[:6].lower().startswith(("http:", "https:")):
         return ImageAddress(written)

@@ -40,15 +40,29 @@ class Metrics:
             "lapclip_requests", "Answers, by path and status", ["path", "status"], registry=registry
         )
         self._items = Counter(
-            "lapclip_items", "Images and texts that the engine embedded", ["tower"], registry=registry
+            "lapclip_items",
+            "Images and texts that the engine embedded",
+            ["tower"],
+            registry=registry,
         )
-        self._failed = Counter("lapclip_failed_items", "Items on which the engine failed", ["tower"], registry=registry)
+        self._failed = Counter(
+            "lapclip_failed_items", "Items on which the engine failed", ["tower"], registry=registry
+        )
         self._refusals = Counter(
-            "lapclip_refusals", "Requests that were refused, by reason", ["reason"], registry=registry
+            "lapclip_refusals",
+            "Requests that were refused, by reason",
+            ["reason"],
+            registry=registry,
         )
-        self._swaps = Counter("lapclip_swaps", "Models taken or refused while serving", ["result"], registry=registry)
-        self._sizes = Histogram("lapclip_batch_size", "Rows of a batch", ["tower"], buckets=SIZES, registry=registry)
-        self._seconds = Histogram("lapclip_seconds", "Latency by phase", ["phase"], buckets=SECONDS, registry=registry)
+        self._swaps = Counter(
+            "lapclip_swaps", "Models taken or refused while serving", ["result"], registry=registry
+        )
+        self._sizes = Histogram(
+            "lapclip_batch_size", "Rows of a batch", ["tower"], buckets=SIZES, registry=registry
+        )
+        self._seconds = Histogram(
+            "lapclip_seconds", "Latency by phase", ["phase"], buckets=SECONDS, registry=registry
+        )
         for tower in TOWERS:  # shown from the start, as zero
             self._items.labels(tower)
             self._sizes.labels(tower)
@@ -115,13 +129,20 @@ class Metrics:
         return {
             "requests_per_second": len(served) / 5,
             "rows_per_second": {
-                tower: sum(size for at, each, size in batches if each == tower and at > now - 5) / 5 for tower in TOWERS
+                tower: sum(size for at, each, size in batches if each == tower and at > now - 5) / 5
+                for tower in TOWERS
             },
-            "mean_batch": {tower: float(np.mean(sizes)) if sizes else None for tower, sizes in rows.items()},
+            "mean_batch": {
+                tower: float(np.mean(sizes)) if sizes else None for tower, sizes in rows.items()
+            },
             "latency": {str(each): _quantile(good, each / 100) for each in (50, 95, 99)},
             "answers": {"good": len(good), "refused": len(answers) - len(good)},
             "queue": {"items": items, "seconds": seconds},
-            "cache": {"hits": model.cache.hits, "misses": model.cache.misses, "bytes": model.cache.bytes},
+            "cache": {
+                "hits": model.cache.hits,
+                "misses": model.cache.misses,
+                "bytes": model.cache.bytes,
+            },
             "memory_bytes": memory_bytes(),
             "notes": list(service.notes.values()),
             "model": {
@@ -152,22 +173,34 @@ class _State:
     def collect(self) -> Iterator[Any]:
         service, model = self._service, self._service.model
         items, seconds = service.load
-        yield GaugeMetricFamily("lapclip_queue_items", "Items that were admitted and are not answered", items)
+        yield GaugeMetricFamily(
+            "lapclip_queue_items", "Items that were admitted and are not answered", items
+        )
         yield GaugeMetricFamily("lapclip_queue_seconds", "The work that they are", seconds)
-        waiting = GaugeMetricFamily("lapclip_waiting_rows", "Rows that wait for the engine", labels=["tower"])
+        waiting = GaugeMetricFamily(
+            "lapclip_waiting_rows", "Rows that wait for the engine", labels=["tower"]
+        )
         for tower, count in model.batcher.waiting().items():
             waiting.add_metric([tower], count)
         yield waiting
-        yield CounterMetricFamily("lapclip_cache_hits", "Items answered from the cache", model.cache.hits)
-        yield CounterMetricFamily("lapclip_cache_misses", "Items that the cache did not have", model.cache.misses)
+        yield CounterMetricFamily(
+            "lapclip_cache_hits", "Items answered from the cache", model.cache.hits
+        )
+        yield CounterMetricFamily(
+            "lapclip_cache_misses", "Items that the cache did not have", model.cache.misses
+        )
         yield GaugeMetricFamily("lapclip_cache_bytes", "Memory of the cache", model.cache.bytes)
         yield GaugeMetricFamily("lapclip_memory_bytes", "Memory of the process", memory_bytes())
         yield GaugeMetricFamily(
-            "lapclip_notes", "What is wrong beside the answers; the page says what", len(service.notes)
+            "lapclip_notes",
+            "What is wrong beside the answers; the page says what",
+            len(service.notes),
         )
         about = {"name": model.name, "fingerprint": model.fingerprint, "engine": model.engine.name}
         yield InfoMetricFamily("lapclip_model", "The model that is served", about)
-        recall = GaugeMetricFamily("lapclip_model_recall", "Recall on held-out pairs", labels=["measure", "split"])
+        recall = GaugeMetricFamily(
+            "lapclip_model_recall", "Recall on held-out pairs", labels=["measure", "split"]
+        )
         for measure, value in (model.recall or {}).items():
             if measure != "split" and isinstance(value, float):
                 recall.add_metric([measure, str((model.recall or {}).get("split") or "")], value)

@@ -17,7 +17,9 @@ class Refusal(LapclipError):
     retry_after: float | None = None
     """Seconds after which the same request may succeed."""
 
-    def __init__(self, message: str, *, position: int | None = None, field: str | None = None, hint: str = "") -> None:
+    def __init__(
+        self, message: str, *, position: int | None = None, field: str | None = None, hint: str = ""
+    ) -> None:
         super().__init__(message, hint=hint)
         self.position, self.field = position, field
 

@@ -95,12 +95,18 @@ def find_server(name: str | None, reference: str | None) -> RunningServer:
     servers = running_servers()
     if not servers:
         raise RunError("No server is running on this computer.", hint="lapclip serve")
-    fitting = [s for s in servers if name in (None, s.name, s.url) or (reference and s.reference == reference)]
+    fitting = [
+        s
+        for s in servers
+        if name in (None, s.name, s.url) or (reference and s.reference == reference)
+    ]
     if len(fitting) == 1:
         return fitting[0]
     shown = ", ".join(f"{server.name} at {server.url}" for server in servers)
     what = "Several servers are running" if fitting else f"No server of {name} is running"
-    raise RunError(f"{what}: {shown}.", hint=command("serve", "--reload", (fitting or servers)[0].url))
+    raise RunError(
+        f"{what}: {shown}.", hint=command("serve", "--reload", (fitting or servers)[0].url)
+    )
 
 
 def ask_to_reload(server: RunningServer) -> RunningServer:
@@ -108,7 +114,9 @@ def ask_to_reload(server: RunningServer) -> RunningServer:
     try:
         server.asked.touch()
     except OSError as error:
-        raise RunError(f"{server.asked} cannot be written: {error.strerror or error}.", hint="LAPCLIP_CACHE") from None
+        raise RunError(
+            f"{server.asked} cannot be written: {error.strerror or error}.", hint="LAPCLIP_CACHE"
+        ) from None
     until = time.monotonic() + LONGEST_WAIT
     while time.monotonic() < until:
         now = _read(server.path)
@@ -118,24 +126,33 @@ def ask_to_reload(server: RunningServer) -> RunningServer:
             return now
         time.sleep(0.1)
     raise RunError(
-        f"The server at {server.url} gives no answer.", hint=f"what it logged; its process is {server.process}"
+        f"The server at {server.url} gives no answer.",
+        hint=f"what it logged; its process is {server.process}",
     )
 
 
 def answer(server: RunningServer, model: ServedModel, outcome: str, reason: str) -> RunningServer:
     """Note what became of the question whether there is a newer model."""
-    said = replace(server, fingerprint=model.fingerprint, answered=time.time(), outcome=outcome, reason=reason)
+    said = replace(
+        server, fingerprint=model.fingerprint, answered=time.time(), outcome=outcome, reason=reason
+    )
     said.write()
     return said
 
 
 def _read(path: Path) -> RunningServer | None:
     try:
-        found = RunningServer(**parse_json(read_bytes(path, LARGEST_SETTINGS, own=True).decode("utf-8")))
+        found = RunningServer(
+            **parse_json(read_bytes(path, LARGEST_SETTINGS, own=True).decode("utf-8"))
+        )
         kinds = {"process": int, "began": (int, float), "answered": (int, float)}
         if not all(isinstance(getattr(found, name), kind) for name, kind in kinds.items()):
             return None
-        return found if all(isinstance(text, str) for text in (found.host, found.url, found.name)) else None
+        return (
+            found
+            if all(isinstance(text, str) for text in (found.host, found.url, found.name))
+            else None
+        )
     except (OSError, ValueError, TypeError):
         return None
 

@@ -35,7 +35,15 @@ from lapclip.serving.engine import Engine
 from lapclip.serving.fetch import Fetcher
 from lapclip.serving.items import ImageAddress, ImageFile, Item, Loaded, Text
 from lapclip.serving.metrics import Metrics
-from lapclip.serving.refusals import BadItem, Fault, Refusal, TooLarge, TooMany, Unavailable, WrongModel
+from lapclip.serving.refusals import (
+    BadItem,
+    Fault,
+    Refusal,
+    TooLarge,
+    TooMany,
+    Unavailable,
+    WrongModel,
+)
 
 GOLDEN_TEXT = "a lighthouse on a rock, and a red boat"
 READY_FOR = 1.0
@@ -137,7 +145,11 @@ class ServedModel:
         self.name, self.engine = name, engine
         self.recall = recall
         """Its metrics on held-out pairs, as its run recorded them, with their split; None where nobody knows."""
-        self.encoder, self.fingerprint, self.dimension = engine.encoder, engine.fingerprint, engine.encoder.embedding
+        self.encoder, self.fingerprint, self.dimension = (
+            engine.encoder,
+            engine.fingerprint,
+            engine.encoder.embedding,
+        )
         self.batcher = Batcher(engine, report)
         self.cache = VectorCache(cache_bytes)
         self.since = time.time()
@@ -191,12 +203,16 @@ class Service:
     ) -> None:
         self.limits, self.metrics = limits or Limits(), metrics or Metrics()
         self.metrics.watch(self)
-        self.fetcher = Fetcher(self.limits.body_bytes, self.limits.all_body_bytes) if allow_urls else None
+        self.fetcher = (
+            Fetcher(self.limits.body_bytes, self.limits.all_body_bytes) if allow_urls else None
+        )
         """Fetches images that are given by their address; None where that was not allowed."""
         self._model = model
         # One thread of torch each: they are as many as there are cores already.
         self._decoders = max(2, logical_cores())
-        self._decoding = ThreadPoolExecutor(self._decoders, "lapclip-decode", initializer=lambda: use_threads(1))
+        self._decoding = ThreadPoolExecutor(
+            self._decoders, "lapclip-decode", initializer=lambda: use_threads(1)
+        )
         # Texts do not wait behind images that take long, nor tests of the model behind either.
         self._encoding = ThreadPoolExecutor(2, "lapclip-encode", initializer=lambda: use_threads(1))
         self._testing = ThreadPoolExecutor(1, "lapclip-test", initializer=lambda: use_threads(1))
@@ -239,7 +255,9 @@ class Service:
         if not items:
             raise BadItem("There is nothing to embed.")
         if len(items) > self.limits.items:
-            raise TooLarge(f"{len(items):,} items in one request; at most {self.limits.items:,} are taken.")
+            raise TooLarge(
+                f"{len(items):,} items in one request; at most {self.limits.items:,} are taken."
+            )
         deadline = deadline or self.deadline()
         loaded = [item for item in items if not isinstance(item, ImageAddress)]
         if len(loaded) < len(items):
@@ -247,11 +265,15 @@ class Service:
                 return await self.embed(files, demand=demand, deadline=deadline, model=model)
         model, items = model or self._model, loaded
         use_cache = self.limits.cache_bytes > 0  # without, no digest is needed
-        vectors: list[np.ndarray | None] = [model.cache.get(item.digest) if use_cache else None for item in items]
+        vectors: list[np.ndarray | None] = [
+            model.cache.get(item.digest) if use_cache else None for item in items
+        ]
         missing = [position for position, vector in enumerate(vectors) if vector is None]
         if missing:
             with self._admitted(model, [items[position] for position in missing]):
-                made = await self._compute(model, [(position, items[position]) for position in missing], deadline)
+                made = await self._compute(
+                    model, [(position, items[position]) for position in missing], deadline
+                )
             for position, vector in zip(missing, made, strict=True):
                 vectors[position] = vector
                 if use_cache:
@@ -264,9 +286,13 @@ class Service:
     ) -> AsyncIterator[list[Loaded]]:
         """The items, with images in place of addresses. A `model` that was asked for stays loaded meanwhile."""
         if self.fetcher is None:
-            position = next(index for index, item in enumerate(items) if isinstance(item, ImageAddress))
+            position = next(
+                index for index, item in enumerate(items) if isinstance(item, ImageAddress)
+            )
             raise BadItem(
-                "addresses are not fetched.", position=position, hint="a data URI, or lapclip serve --allow-urls"
+                "addresses are not fetched.",
+                position=position,
+                hint="a data URI, or lapclip serve --allow-urls",
             )
         with model.held() if model is not None else nullcontext():
             async with self.fetcher.fetched(items, deadline) as files:
@@ -291,7 +317,9 @@ class Service:
         """Refuse a caller who needs the vectors of another model."""
         model = model or self._model
         if demand and demand != model.fingerprint:
-            raise WrongModel(f"This server has model {model.fingerprint}, not {demand}: their vectors do not compare.")
+            raise WrongModel(
+                f"This server has model {model.fingerprint}, not {demand}: their vectors do not compare."
+            )
 
     async def ready(self) -> None:
         """Send the golden image and caption through the queue; raise `Unavailable` unless their vectors are right."""
@@ -309,11 +337,15 @@ class Service:
         """Why the golden image and caption do not get their vectors from a model, if so."""
         deadline = time.monotonic() + READY_SECONDS
         try:
-            vectors = await self._compute(model, list(enumerate(golden_items())), deadline, first=True)
+            vectors = await self._compute(
+                model, list(enumerate(golden_items())), deadline, first=True
+            )
         except Refusal as error:
             return Unavailable(f"The golden image and caption were not answered: {error.message}")
         if not model.agrees(np.stack(vectors)):
-            return Unavailable("The golden image or caption has other vectors than at the start of this model.")
+            return Unavailable(
+                "The golden image or caption has other vectors than at the start of this model."
+            )
         return None
 
     def replace(self, model: ServedModel) -> ServedModel:
@@ -365,21 +397,32 @@ class Service:
         return max(model.seconds_of(item), self._preparing_seconds[item.tower] / self._decoders)
 
     async def _compute(
-        self, model: ServedModel, items: Sequence[tuple[int, Loaded]], deadline: float, *, first: bool = False
+        self,
+        model: ServedModel,
+        items: Sequence[tuple[int, Loaded]],
+        deadline: float,
+        *,
+        first: bool = False,
     ) -> list[np.ndarray]:
         """The vectors of items with their positions. If one fails, or the caller goes away, the rest is given up."""
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[np.ndarray]] = [loop.create_future() for _ in items]
         pairs = [(item, future) for (_, item), future in zip(items, futures, strict=True)]
-        if quick := [pair for pair in pairs if first or isinstance(pair[0], Text)]:  # one job for all
-            (self._testing if first else self._encoding).submit(self._prepare, model, quick, deadline, first)
+        if quick := [
+            pair for pair in pairs if first or isinstance(pair[0], Text)
+        ]:  # one job for all
+            (self._testing if first else self._encoding).submit(
+                self._prepare, model, quick, deadline, first
+            )
         for pair in pairs:
             if not (first or isinstance(pair[0], Text)):
                 self._decoding.submit(self._prepare, model, [pair], deadline, first)
         with model.held():
             try:
                 await asyncio.wait(
-                    futures, timeout=max(0.0, deadline - time.monotonic()), return_when=asyncio.FIRST_EXCEPTION
+                    futures,
+                    timeout=max(0.0, deadline - time.monotonic()),
+                    return_when=asyncio.FIRST_EXCEPTION,
                 )
                 for (position, _), future in zip(items, futures, strict=True):
                     if future.done() and (error := future.exception()) is not None:
@@ -404,11 +447,15 @@ class Service:
             if future.cancelled() or deadline < began:  # nobody waits for it any more
                 continue
             try:
-                model.batcher.submit(Row(item.tower, item.row(model.encoder), future, deadline, first))
+                model.batcher.submit(
+                    Row(item.tower, item.row(model.encoder), future, deadline, first)
+                )
             except Exception as error:
                 _fail(future, error)
             spent = time.monotonic() - began
-            self._preparing_seconds[item.tower] += SMOOTHING * (spent - self._preparing_seconds[item.tower])
+            self._preparing_seconds[item.tower] += SMOOTHING * (
+                spent - self._preparing_seconds[item.tower]
+            )
             self.metrics.phase("prepare", spent)
 
 
@@ -437,7 +484,9 @@ def _at(error: BaseException, position: int) -> BaseException:
 def golden_items() -> tuple[ImageFile, Text]:
     """An image and a caption whose vectors tell whether the model still gives what it gave."""
     down, across = np.mgrid[0:240, 0:320]
-    pixels = np.stack([across * 255 // 319, down * 255 // 239, (across // 20 + down // 20) % 2 * 200], axis=-1)
+    pixels = np.stack(
+        [across * 255 // 319, down * 255 // 239, (across // 20 + down // 20) % 2 * 200], axis=-1
+    )
     file = io.BytesIO()
     Image.fromarray(pixels.astype(np.uint8)).save(file, "PNG")
     return ImageFile(file.getvalue()), Text(GOLDEN_TEXT)
@@ -445,11 +494,16 @@ def golden_items() -> tuple[ImageFile, Text]:
 
 def _golden_vectors(engine: Engine) -> np.ndarray:
     """Kept from the first start of this model with this engine; now computed where there are none."""
-    remembered, key = CacheFile("serving_golden.json"), f"{engine.fingerprint} {engine.name} {engine.device}"
+    remembered, key = (
+        CacheFile("serving_golden.json"),
+        f"{engine.fingerprint} {engine.name} {engine.device}",
+    )
     kept = remembered.read(key)
     if isinstance(kept, str):
         try:
-            return np.frombuffer(base64.b64decode(kept), np.float32).reshape(2, engine.encoder.embedding)
+            return np.frombuffer(base64.b64decode(kept), np.float32).reshape(
+                2, engine.encoder.embedding
+            )
         except ValueError:
             pass  # damaged
     image, text = golden_items()

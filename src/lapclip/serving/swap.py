@@ -58,7 +58,13 @@ class Swapper:
     ) -> None:
         """`opened` are the stamps from before the served model was opened."""
         self._service, self._which, self._make = service, which, make
-        self._asked, self._follow, self._log, self._every, self._retry = asked, follow, log, every, retry
+        self._asked, self._follow, self._log, self._every, self._retry = (
+            asked,
+            follow,
+            log,
+            every,
+            retry,
+        )
         self._opened = opened
         """The files that the served model was opened from."""
         self._tried = self._seen = opened
@@ -67,7 +73,11 @@ class Swapper:
         """When to try the same files once more, by `time.monotonic`."""
         self._fault = ""
         self._retiring: set[asyncio.Task[None]] = set()
-        self._hangup, self._wake, self._over = threading.Event(), threading.Event(), threading.Event()
+        self._hangup, self._wake, self._over = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._watch, name="lapclip-follow", daemon=True)
         self.server: running.RunningServer | None = None
@@ -92,10 +102,15 @@ class Swapper:
         """Open, check and swap in the model as it is on disk now, if it is another one than the served one."""
         old, new = self._service.model, None
         try:
-            now = Stamps.of(self._which)  # before anything is read: what is saved meanwhile is newer
+            now = Stamps.of(
+                self._which
+            )  # before anything is read: what is saved meanwhile is newer
             self._tried, self._retry_at = now, math.inf
             engine = self._open(now, old.engine)
-            if engine is None or (engine.fingerprint, engine.name) == (old.fingerprint, old.engine.name):
+            if engine is None or (engine.fingerprint, engine.name) == (
+                old.fingerprint,
+                old.engine.name,
+            ):
                 self._opened = now
                 return Outcome("same", f"the model is the same as before, {old.fingerprint}")
             check_finite(engine)
@@ -112,7 +127,9 @@ class Swapper:
             return Outcome("refused", f"not taken: {_reason(error)}")
         self._opened = now
         self._service.metrics.swapped("taken")
-        return Outcome("taken", f"serving {new.fingerprint} by {engine.name} in place of {old.fingerprint}")
+        return Outcome(
+            "taken", f"serving {new.fingerprint} by {engine.name} in place of {old.fingerprint}"
+        )
 
     def _swap(self, new: ServedModel) -> None:
         """In the loop that answers requests, where no request is between meeting a model and being counted by it."""
@@ -166,7 +183,9 @@ class Swapper:
             return
         outcome = self.take_newer()
         if self.server is not None:
-            self.server = running.answer(self.server, self._service.model, outcome.state, outcome.reason)
+            self.server = running.answer(
+                self.server, self._service.model, outcome.state, outcome.reason
+            )
         if asked or outcome.state != "same":
             self._log(outcome.reason)
 
@@ -187,4 +206,8 @@ class Swapper:
 
 
 def _reason(error: Exception) -> str:
-    return error.message if isinstance(error, LapclipError) else f"{type(error).__name__}: {first_line(error)}"
+    return (
+        error.message
+        if isinstance(error, LapclipError)
+        else f"{type(error).__name__}: {first_line(error)}"
+    )

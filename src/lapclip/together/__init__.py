@@ -95,7 +95,9 @@ def resume_together(run: str | None, machines: int | None = None) -> str:
     """The command that goes on with a run, by default the newest, as it was trained: with as many computers, or
     alone."""
     machines = machines_wanted() if machines is None else machines
-    return command("resume", *([run] if run else []), *(["--machines", machines] if machines else []))
+    return command(
+        "resume", *([run] if run else []), *(["--machines", machines] if machines else [])
+    )
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,9 @@ class Agreement:
     def on(cls, config: Config, host: str, fingerprint: str, source: str = "") -> Agreement:
         """The agreement to a run with these settings on this data."""
         model, train = config.model, config.train
-        return cls(host, fingerprint, source, model.image_from, model.text_from, train.start, train.teacher)
+        return cls(
+            host, fingerprint, source, model.image_from, model.text_from, train.start, train.teacher
+        )
 
     @classmethod
     def of_this_process(cls) -> Agreement | None:

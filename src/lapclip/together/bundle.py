@@ -89,8 +89,13 @@ class FileDigests:
     def of(cls, told: Any) -> FileDigests:
         """As a manifest has it. Raises ValueError where that is none."""
         match told:
-            case {"size": int(size), "chunks": [*chunks]} if size > 0 and len(chunks) == -(-size // CHUNK):
-                if all(isinstance(chunk, str) and re.fullmatch("[0-9a-f]{64}", chunk) for chunk in chunks):
+            case {"size": int(size), "chunks": [*chunks]} if size > 0 and len(chunks) == -(
+                -size // CHUNK
+            ):
+                if all(
+                    isinstance(chunk, str) and re.fullmatch("[0-9a-f]{64}", chunk)
+                    for chunk in chunks
+                ):
                     return cls(size, tuple(chunks))
         raise ValueError("a file in it has no size, or not as many digests as chunks")
 
@@ -101,7 +106,10 @@ class FileDigests:
 
 def parts_of(data: DataSet) -> list[Part]:
     """The files of a bundle: the description, then the pixels of each split in its order."""
-    return [TextPart(_description(data)), *(PixelPart(pairs.pixels) for pairs in data.splits.values())]
+    return [
+        TextPart(_description(data)),
+        *(PixelPart(pairs.pixels) for pairs in data.splits.values()),
+    ]
 
 
 def digests_of(parts: Sequence[Part], progress: Report | None = None) -> list[FileDigests]:
@@ -145,7 +153,10 @@ def _description(data: DataSet) -> bytes:
 
 def bundle_folder(host: str, fingerprint: str, view: View) -> Path:
     """Where the cache has what a host calls the data of that fingerprint, as a model with that view sees it."""
-    return cache_folder() / f"bundle-{digest_of_bytes(f'{host} {fingerprint} {view.key}'.encode())[:24]}"
+    return (
+        cache_folder()
+        / f"bundle-{digest_of_bytes(f'{host} {fingerprint} {view.key}'.encode())[:24]}"
+    )
 
 
 def read_bundle(host: str, fingerprint: str, view: View) -> DataSet | None:
@@ -153,13 +164,18 @@ def read_bundle(host: str, fingerprint: str, view: View) -> DataSet | None:
     folder = bundle_folder(host, fingerprint, view)
     try:
         about = parse_json((folder / ABOUT).read_text(encoding="utf-8"))
-        splits = {part["name"]: _pairs(folder / _name(at), part) for at, part in enumerate(about["splits"], start=1)}
+        splits = {
+            part["name"]: _pairs(folder / _name(at), part)
+            for at, part in enumerate(about["splits"], start=1)
+        }
         if about["fingerprint"] != fingerprint or not {"train", "val"} <= splits.keys():
             raise ValueError("it is of other data")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, LookupError) as error:
-        raise DataError(f"{folder} cannot be read: {error}.", hint="remove it, and lapclip join again") from None
+        raise DataError(
+            f"{folder} cannot be read: {error}.", hint="remove it, and lapclip join again"
+        ) from None
     return DataSet(
         splits,
         about["fingerprint"],
@@ -181,13 +197,16 @@ def _pairs(path: Path, part: dict[str, Any]) -> Pairs:
         raise ValueError(f"{path.name} has not as many images as there are captions")
     arrays = {"aspects": np.float32, "identities": np.uint64, "labels": np.int64}
     told: dict[str, Any] = {
-        name: None if part[name] is None else np.array(part[name], dtype) for name, dtype in arrays.items()
+        name: None if part[name] is None else np.array(part[name], dtype)
+        for name, dtype in arrays.items()
     }
     if any(array is not None and array.shape != (rows,) for array in told.values()):
         raise ValueError(f"not all images of {path.name} are described")
     captions = [tuple(str(caption) for caption in captions) for captions in part["captions"]]
     names = [str(name) for name in part["names"]]
-    return Pairs(np.memmap(path, np.uint8, "r", shape=(rows, *square)), captions, names or (), **told)
+    return Pairs(
+        np.memmap(path, np.uint8, "r", shape=(rows, *square)), captions, names or (), **told
+    )
 
 
 def load_again(config: Config, fingerprint: str, progress: DataProgress | None) -> DataSet:
@@ -197,10 +216,16 @@ def load_again(config: Config, fingerprint: str, progress: DataProgress | None) 
     if agreed:
         agreed.check(config, fingerprint)
     # What a host called the data of that fingerprint is never taken for the user's own.
-    if agreed and FINGERPRINT.fullmatch(fingerprint) and (found := read_bundle(agreed.host, fingerprint, view)):
+    if (
+        agreed
+        and FINGERPRINT.fullmatch(fingerprint)
+        and (found := read_bundle(agreed.host, fingerprint, view))
+    ):
         return found
     if agreed and not find_source(config.data.source).is_drawn and not agreed.source:
-        raise RunError("The data that was brought over is no longer in the cache.", hint="lapclip join again")
+        raise RunError(
+            "The data that was brought over is no longer in the cache.", hint="lapclip join again"
+        )
     data = config.data
     if agreed and agreed.source:
         data = dataclasses.replace(data, source=agreed.source, pictures=DataConfig().pictures)
@@ -211,7 +236,9 @@ Read = Callable[[int, int, int], Iterable[bytes]]
 """Gives the bytes of a file, by its number, from the first to before the last, in pieces."""
 
 
-def bring_over(folder: Path, files: Sequence[FileDigests], read: Read, progress: Report | None = None) -> None:
+def bring_over(
+    folder: Path, files: Sequence[FileDigests], read: Read, progress: Report | None = None
+) -> None:
     """Bring all files into a folder, which appears when they are whole. What is there of an earlier try is compared
     with its digests and stays."""
     if folder.exists():
@@ -230,7 +257,12 @@ def bring_over(folder: Path, files: Sequence[FileDigests], read: Read, progress:
         before = 0
         for number, file in enumerate(files):
             report = _offset(progress, before, total)
-            _bring_file(incoming / _name(number), file, lambda first, last, at=number: read(at, first, last), report)
+            _bring_file(
+                incoming / _name(number),
+                file,
+                lambda first, last, at=number: read(at, first, last),
+                report,
+            )
             before += file.size
         replace(incoming, folder)
 
@@ -249,14 +281,19 @@ def _check_room(folder: Path, needed: int) -> None:
 
 
 def _bring_file(
-    path: Path, file: FileDigests, read: Callable[[int, int], Iterable[bytes]], report: Callable[[int], None]
+    path: Path,
+    file: FileDigests,
+    read: Callable[[int, int], Iterable[bytes]],
+    report: Callable[[int], None],
 ) -> None:
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as target:
         for number, digest in enumerate(file.chunks):
             first, last = file.chunk(number)
             whole = _bring_chunk(target, (first, last), digest, read, report)
             # What an earlier try left may be damaged, so a chunk is asked for once more from its beginning.
-            if not whole and not _bring_chunk(target, (first, last), digest, read, report, afresh=True):
+            if not whole and not _bring_chunk(
+                target, (first, last), digest, read, report, afresh=True
+            ):
                 raise JoinError(
                     f"Bytes {first:,} to {last:,} of {path.name} do not have the digest that the host gave.",
                     hint="lapclip join again",

@@ -133,7 +133,9 @@ def _run(meeting: Meeting, arguments: Sequence[str], status: Path, met: Rounds) 
             local_world_size=1,
             rdzv_handler=handler,
             entrypoint=program,
-            args=tuple(word.replace("$", "$$") for word in rest),  # torch puts numbers in for words such as $local_rank
+            args=tuple(
+                word.replace("$", "$$") for word in rest
+            ),  # torch puts numbers in for words such as $local_rank
             max_restarts=RESTARTS,
             monitor_interval=0.2,
             local_addr=meeting.local,
@@ -164,7 +166,9 @@ class _Final(Exception):
 class _Agent(LocalElasticAgent):
     def __init__(self, spec: WorkerSpec, handler: _Meeting, status: Path, met: Rounds) -> None:
         logs = DefaultLogsSpecs(log_dir=str(status.parent))
-        super().__init__(spec, logs, exit_barrier_timeout=BARRIER_SECONDS, shutdown_timeout=SAVE_SECONDS)
+        super().__init__(
+            spec, logs, exit_barrier_timeout=BARRIER_SECONDS, shutdown_timeout=SAVE_SECONDS
+        )
         self._meeting, self._status, self._met = handler, status, met
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -188,7 +192,12 @@ class _Meeting(DynamicRendezvousHandler):
     @classmethod
     def create(cls, place: Meeting) -> _Meeting:
         seconds = timedelta(seconds=STORE_SECONDS)
-        at: dict[str, Any] = {"host_name": place.address, "port": place.port, "multi_tenant": True, "timeout": seconds}
+        at: dict[str, Any] = {
+            "host_name": place.address,
+            "port": place.port,
+            "multi_tenant": True,
+            "timeout": seconds,
+        }
         if place.listening is None:
             store = TCPStore(**at, is_master=False)
         else:
@@ -225,7 +234,9 @@ class SignedBackend(C10dRendezvousBackend):
         self._secret = hashlib.sha256(f"lapclip rendezvous {run_id} {key}".encode()).digest()
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
-        body = json.dumps(_state_as_json(pickle.loads(state)), sort_keys=True)  # made by this process just now
+        body = json.dumps(
+            _state_as_json(pickle.loads(state)), sort_keys=True
+        )  # made by this process just now
         text = f"{self._proof(body)} {body}"
         before = token.decode() if isinstance(token, bytes) else self._NULL_SENTINEL
         found = self._decode_state(self._call_store("compare_set", self._key, before, text))
@@ -237,7 +248,9 @@ class SignedBackend(C10dRendezvousBackend):
             return None
         proof, _, body = base64_state.decode("utf-8", "replace").partition(" ")
         if not hmac.compare_digest(self._proof(body).encode(), proof.encode()):
-            raise RendezvousStateError("someone without the key has changed what the computers meet by")
+            raise RendezvousStateError(
+                "someone without the key has changed what the computers meet by"
+            )
         try:
             return pickle.dumps(_state_of_json(parse_json(body))), base64_state
         except (ValueError, TypeError, LookupError) as error:
@@ -253,21 +266,31 @@ def _state_as_json(state: _RendezvousState) -> dict[str, Any]:
         "complete": state.complete,
         "deadline": state.deadline and state.deadline.isoformat(),
         "closed": state.closed,
-        "participants": sorted([*_node_as_json(node), rank] for node, rank in state.participants.items()),
+        "participants": sorted(
+            [*_node_as_json(node), rank] for node, rank in state.participants.items()
+        ),
         "wait_list": sorted(map(_node_as_json, state.wait_list)),
         "redundancy_list": sorted(map(_node_as_json, state.redundancy_list)),
-        "last_heartbeats": sorted([*_node_as_json(n), when.isoformat()] for n, when in state.last_heartbeats.items()),
+        "last_heartbeats": sorted(
+            [*_node_as_json(n), when.isoformat()] for n, when in state.last_heartbeats.items()
+        ),
     }
 
 
 def _state_of_json(told: dict[str, Any]) -> _RendezvousState:
     state = _RendezvousState()
-    state.round, state.complete, state.closed = int(told["round"]), bool(told["complete"]), bool(told["closed"])
+    state.round, state.complete, state.closed = (
+        int(told["round"]),
+        bool(told["complete"]),
+        bool(told["closed"]),
+    )
     state.deadline = datetime.fromisoformat(told["deadline"]) if told["deadline"] else None
     state.participants = {_node(*node): int(rank) for *node, rank in told["participants"]}
     state.wait_list = {_node(*node) for node in told["wait_list"]}
     state.redundancy_list = {_node(*node) for node in told["redundancy_list"]}
-    state.last_heartbeats = {_node(*node): datetime.fromisoformat(when) for *node, when in told["last_heartbeats"]}
+    state.last_heartbeats = {
+        _node(*node): datetime.fromisoformat(when) for *node, when in told["last_heartbeats"]
+    }
     return state
 
 
@@ -326,7 +349,8 @@ def own_address(towards: str = "192.0.2.1") -> str:
             probe.connect((towards, 9))  # sends nothing
         except OSError as error:
             raise JoinError(
-                f"This computer has no way to {towards}: {error.strerror or error}.", hint="--address names its address"
+                f"This computer has no way to {towards}: {error.strerror or error}.",
+                hint="--address names its address",
             ) from None
         return probe.getsockname()[0]
 
@@ -337,7 +361,10 @@ def address_of(name: str) -> str:
         for address in addresses:
             if address.family == socket.AF_INET and name in (interface, address.address):
                 return address.address
-    raise JoinError(f"This computer has no address and no interface {name}.", hint=", ".join(psutil.net_if_addrs()))
+    raise JoinError(
+        f"This computer has no address and no interface {name}.",
+        hint=", ".join(psutil.net_if_addrs()),
+    )
 
 
 def interface_of(address: str) -> str:

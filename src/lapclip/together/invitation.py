@@ -34,7 +34,12 @@ from lapclip.text import one_line
 from lapclip.together.bundle import CHUNK, Part
 
 MANIFEST, STATE, FILES = "/manifest", "/state", "/files/"
-NONCE, TIME, PROOF, VERSION = "X-Lapclip-Nonce", "X-Lapclip-Time", "X-Lapclip-Proof", "X-Lapclip-Version"
+NONCE, TIME, PROOF, VERSION = (
+    "X-Lapclip-Nonce",
+    "X-Lapclip-Time",
+    "X-Lapclip-Proof",
+    "X-Lapclip-Version",
+)
 KEY_LETTERS = 16
 """Letters of a key, of five bits each: too many to be guessed, also by who has listened."""
 WINDOW = 60.0
@@ -76,7 +81,9 @@ def own_key() -> str:
     make_private(path.parent)
 
     def write_private(partial: Path) -> None:
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        with open(
+            os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii"
+        ) as file:
             file.write(shown_key(key))
 
     write_atomic(path, write_private)
@@ -93,14 +100,17 @@ def tidy_key(typed: str) -> str:
     key = re.sub(r"[\s-]", "", typed).upper()
     if not re.fullmatch(rf"[A-Z2-7]{{{KEY_LETTERS}}}", key):
         raise JoinError(
-            f"That is no key: one has {KEY_LETTERS} letters and digits.", hint="the key that the host shows, as it is"
+            f"That is no key: one has {KEY_LETTERS} letters and digits.",
+            hint="the key that the host shows, as it is",
         )
     return key
 
 
 def _proof(key: str, *parts: str | bytes) -> str:
     """An HMAC over some parts, each with its length, so that no two lists of parts look alike."""
-    mac = hmac.new(hashlib.sha256(f"lapclip join 1 {key}".encode()).digest(), digestmod=hashlib.sha256)
+    mac = hmac.new(
+        hashlib.sha256(f"lapclip join 1 {key}".encode()).digest(), digestmod=hashlib.sha256
+    )
     for part in parts:
         content = part if isinstance(part, bytes) else part.encode("utf-8", "replace")
         mac.update(len(content).to_bytes(8, "big") + content)
@@ -130,14 +140,22 @@ class Guest:
 
     def is_replaced_by(self, other: Guest) -> bool:
         """Whether another guest is the same computer, on which this one was killed."""
-        return (self.name, self.address) == (other.name, other.address) and self.silent_for > REPLACED
+        return (self.name, self.address) == (
+            other.name,
+            other.address,
+        ) and self.silent_for > REPLACED
 
 
 class Invitation:
     """What a host offers, and who has taken it up. `address` is the only one that is listened on."""
 
     def __init__(
-        self, key: str, manifest: dict[str, Any], parts: Sequence[Part], machines: int, address: tuple[str, int]
+        self,
+        key: str,
+        manifest: dict[str, Any],
+        parts: Sequence[Part],
+        machines: int,
+        address: tuple[str, int],
     ) -> None:
         self.key, self.parts, self.machines = key, parts, machines
         self._manifest = manifest
@@ -218,7 +236,9 @@ class Invitation:
         """Whether a nonce was not used before. Those that are too old to pass are forgotten."""
         now = time.time()
         with self._lock:
-            self._nonces = {known: used for known, used in self._nonces.items() if now - used < 2 * WINDOW + 1}
+            self._nonces = {
+                known: used for known, used in self._nonces.items() if now - used < 2 * WINDOW + 1
+            }
             if nonce in self._nonces:
                 return False
             self._nonces[nonce] = now
@@ -230,7 +250,13 @@ class Invitation:
     def hear(self, address: str, told: Any) -> dict[str, Any]:
         """Take what a guest says of itself, and say how the host stands."""
         match told:
-            case {"id": str(id), "name": str(name), "state": str(state), "done": int(done), "total": int(total)}:
+            case {
+                "id": str(id),
+                "name": str(name),
+                "state": str(state),
+                "done": int(done),
+                "total": int(total),
+            }:
                 pass
             case _:
                 raise ValueError("a guest says who it is and how far it is")
@@ -260,7 +286,10 @@ class _Server(ThreadingHTTPServer):
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.server_name, self.server_port = (
+            str(self.server_address[0]),
+            int(self.server_address[1]),
+        )
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self.invitation.connected(client_address[0]):
@@ -323,7 +352,9 @@ class _Handler(BaseHTTPRequestHandler):
             elif (self.command, self.path) == ("GET", MANIFEST):
                 self._send_json(self.invitation.manifest(), nonce)
             elif (self.command, self.path) == ("POST", STATE):
-                self._send_json(self.invitation.hear(self.client_address[0], parse_json(body.decode())), nonce)
+                self._send_json(
+                    self.invitation.hear(self.client_address[0], parse_json(body.decode())), nonce
+                )
             else:
                 raise _Refusal(404, "there is nothing here")
         except _Refusal as refusal:
@@ -345,7 +376,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(wanted.encode(), proof.encode("utf-8", "replace")):
             self.invitation.slow_down(self.client_address[0])
             raise _Refusal(403, "the key is another one")
-        if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", when) or abs(time.time() - float(when)) > WINDOW:
+        if (
+            not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", when)
+            or abs(time.time() - float(when)) > WINDOW
+        ):
             raise _Refusal(401, "the time is another one")
         if not self.invitation.is_new(nonce):
             raise _Refusal(409, "the request was made before")
@@ -369,7 +403,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_json(self, answer: dict[str, Any], nonce: str) -> None:
         body = json.dumps(answer).encode()
-        self._begin(200, len(body), "application/json", proof=_proof(self.invitation.key, "answer", nonce, body))
+        self._begin(
+            200,
+            len(body),
+            "application/json",
+            proof=_proof(self.invitation.key, "answer", nonce, body),
+        )
         self.wfile.write(body)
 
     def _refuse(self, status: int, reason: str) -> None:
@@ -406,12 +445,18 @@ class Host:
         """Say how far this guest is, and hear how the host stands. Who leaves does not wait for long."""
         self.own = replace(self.own, state=state, done=done, total=total)
         self._seconds = 2.0 if state == LEFT else SECONDS
-        told = {name: value for name, value in asdict(self.own).items() if name not in ("address", "heard")}
+        told = {
+            name: value
+            for name, value in asdict(self.own).items()
+            if name not in ("address", "heard")
+        }
         return self._json("POST", STATE, json.dumps(told).encode())
 
     def read(self, number: int, first: int, last: int) -> Iterator[bytes]:
         """The bytes of a file, in pieces. What breaks off raises NoAnswer after the pieces that came."""
-        answer, connection, _ = self._send("GET", f"{FILES}{number}", byte_range=f"bytes={first}-{last - 1}")
+        answer, connection, _ = self._send(
+            "GET", f"{FILES}{number}", byte_range=f"bytes={first}-{last - 1}"
+        )
         with connection:
             while first < last:
                 try:
@@ -432,9 +477,12 @@ class Host:
                 raise self._silent(error) from None
         proof = answer.headers.get(PROOF, "")
         wanted = _proof(self.key, "answer", nonce, content)
-        if len(content) > LARGEST_ANSWER or not hmac.compare_digest(wanted.encode(), proof.encode()):
+        if len(content) > LARGEST_ANSWER or not hmac.compare_digest(
+            wanted.encode(), proof.encode()
+        ):
             raise JoinError(
-                f"What answers at {self._where} does not know the key.", hint="the line that the host shows"
+                f"What answers at {self._where} does not know the key.",
+                hint="the line that the host shows",
             )
         try:
             found = parse_json(content.decode())
@@ -452,7 +500,9 @@ class Host:
         headers = {NONCE: nonce, TIME: when, PROOF: proof, "Content-Length": str(len(body))}
         connection = HTTPConnection(self.address, self.port, timeout=self._seconds)
         try:
-            connection.request(method, path, body, headers | ({"Range": byte_range} if byte_range else {}))
+            connection.request(
+                method, path, body, headers | ({"Range": byte_range} if byte_range else {})
+            )
             answer = connection.getresponse()
         except (OSError, HTTPException) as error:
             connection.close()
@@ -460,7 +510,10 @@ class Host:
         if answer.status in (200, 206):
             return answer, closing(connection), nonce
         try:
-            reason, told = one_line(answer.read(200).decode("utf-8", "replace")), answer.headers.get(TIME, "")
+            reason, told = (
+                one_line(answer.read(200).decode("utf-8", "replace")),
+                answer.headers.get(TIME, ""),
+            )
         except (OSError, HTTPException) as error:
             raise self._silent(error) from None
         finally:
@@ -471,7 +524,8 @@ class Host:
         theirs = one_line(answer.headers.get(VERSION, ""))[:32]
         if theirs and theirs != __version__:
             raise JoinError(
-                f"{self._where} has lapclip {theirs}, and here it is {__version__}.", hint="the same version on both"
+                f"{self._where} has lapclip {theirs}, and here it is {__version__}.",
+                hint="the same version on both",
             )
         if answer.status == 403:
             raise WrongKey(f"{self._where} has another key.", hint="the key that the host shows")

@@ -68,7 +68,9 @@ def save_checkpoint(
     before = final.with_suffix(BEFORE)
     partial = paths.hidden_path(final)
     try:
-        for stale in folder.glob(".step-*.partial"):  # what a killed process had begun; the run's lock makes this safe
+        for stale in folder.glob(
+            ".step-*.partial"
+        ):  # what a killed process had begun; the run's lock makes this safe
             shutil.rmtree(stale, ignore_errors=True)
         partial.mkdir(parents=True)
         save_tensors(trainable_state(model), partial / WEIGHTS)
@@ -83,10 +85,14 @@ def save_checkpoint(
         (partial / STATE).write_text(text, encoding="utf-8")
         paths.flush(partial / STATE)
         paths.flush(partial)
-        if final.exists():  # no system renames onto a folder that is not empty, and Windows onto none
+        if (
+            final.exists()
+        ):  # no system renames onto a folder that is not empty, and Windows onto none
             if before.exists():
                 paths.remove_whole(before)
-            paths.replace(final, before)  # still listed, so that there is a whole one at every moment
+            paths.replace(
+                final, before
+            )  # still listed, so that there is a whole one at every moment
         try:
             paths.replace(partial, final)
         except OSError:
@@ -142,7 +148,13 @@ def with_best_of(progress: Progress, folder: Path) -> Progress:
         with safe_open(folder / weights.WEIGHTS, "numpy") as file:
             said = json.loads((file.metadata() or {})[ABOUT])
         best = {name: kind(said[name]) for name, kind in BEST.items()}
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError):  # written by an earlier release, or damaged
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        SafetensorError,
+    ):  # written by an earlier release, or damaged
         return progress
     return replace(progress, **best)
 
@@ -166,7 +178,15 @@ def load_newest(
     for path in reversed(list_checkpoints(folder)):
         try:
             progress = _load(path, model, optimizer, others)
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError, CheckpointError) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            RuntimeError,
+            SafetensorError,
+            CheckpointError,
+        ) as error:
             if cause_of(error) is not None:  # no room for it, or no device: that is no damage
                 raise
             damaged[path] = f"{path.name}: {first_line(error)}"
@@ -179,15 +199,23 @@ def load_newest(
     return None, list(damaged.values())
 
 
-def save_tensors(tensors: dict[str, torch.Tensor], path: Path, about: Mapping[str, Any] | None = None) -> None:
+def save_tensors(
+    tensors: dict[str, torch.Tensor], path: Path, about: Mapping[str, Any] | None = None
+) -> None:
     """Write tensors to a file, with plain data about them; a full disk is an OSError."""
     # One entry: safetensors writes several in any order.
     metadata = ({ABOUT: json.dumps(about)},) if about else ()
     try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path, *metadata)
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+            path,
+            *metadata,
+        )
     except SafetensorError as error:  # its own name for a full disk
         raise OSError(f"{error}") from error
-    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors makes files that only their owner can read
+    path.chmod(
+        path.parent.stat().st_mode & 0o666
+    )  # safetensors makes files that only their owner can read
 
 
 def _cannot_write(path: Path, error: OSError) -> CheckpointError:
@@ -198,7 +226,9 @@ def _cannot_write(path: Path, error: OSError) -> CheckpointError:
     )
 
 
-def _load(path: Path, model: CLIP, optimizer: AnyOptimizer, others: Mapping[str, torch.Tensor]) -> Progress:
+def _load(
+    path: Path, model: CLIP, optimizer: AnyOptimizer, others: Mapping[str, torch.Tensor]
+) -> Progress:
     saved = paths.read_json(path / STATE)
     body = saved["body"]
     if saved["sha256"] != digest_of_json(body):
@@ -223,9 +253,15 @@ def _optimizer_tensors(model: CLIP, optimizer: AnyOptimizer) -> dict[str, torch.
     }
 
 
-def _restore_optimizer(model: CLIP, optimizer: AnyOptimizer, tensors: dict[str, torch.Tensor]) -> None:
+def _restore_optimizer(
+    model: CLIP, optimizer: AnyOptimizer, tensors: dict[str, torch.Tensor]
+) -> None:
     named = dict(model.named_parameters())
-    fused = {parameter: group["fused"] for group in optimizer.param_groups for parameter in group["params"]}
+    fused = {
+        parameter: group["fused"]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     optimizer.state.clear()
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
@@ -234,4 +270,6 @@ def _restore_optimizer(model: CLIP, optimizer: AnyOptimizer, tensors: dict[str, 
         # AdamW counts steps on the CPU, except in its fused form, which wants the count beside the parameter.
         on_device = kind != "step" or fused[named[name]]
         # Copied, because the file's own memory is unaligned, and results may depend on that in the last bit.
-        optimizer.state[named[name]][kind] = value.to(named[name].device if on_device else "cpu", copy=True)
+        optimizer.state[named[name]][kind] = value.to(
+            named[name].device if on_device else "cpu", copy=True
+        )

@@ -30,14 +30,19 @@ def make_step(model: CLIP, config: TrainConfig, device: Device) -> AnyStep:
     """A step with its optimiser, sent to the device as the configuration says."""
     compute = Compute(DTYPES[config.dtype], linear=config.linear, recompute=config.recompute)
     model.compute_with(
-        image=replace(compute, attention=config.image_attention), text=replace(compute, attention=config.text_attention)
+        image=replace(compute, attention=config.image_attention),
+        text=replace(compute, attention=config.text_attention),
     )
     if isinstance(device, DevicePair):
-        return _record_towers(SplitStep(model, TowerOptimizers(model, config, device), config, device))
+        return _record_towers(
+            SplitStep(model, TowerOptimizers(model, config, device), config, device)
+        )
     step = TrainStep(model, make_optimizer(model, config, device), config, device)
     if "compiled" in config.compile:
         if device.is_deterministic:
-            torch.use_deterministic_algorithms(True)  # as `prepare_device` did, and the compiler is told too
+            torch.use_deterministic_algorithms(
+                True
+            )  # as `prepare_device` did, and the compiler is told too
         step.worker.image.compile()
         step.worker.text.compile()
     return GraphedStep(step) if "graph" in config.compile else step
@@ -64,7 +69,9 @@ class GraphedStep:
         self._recordings: dict[tuple, Recording] = {}
         self._off = Stopwatch(step.device.synchronise, on=False)
 
-    def __call__(self, batch: Batch | Sent, step: int, lr: float, watch: Stopwatch) -> Callable[[], StepMetrics]:
+    def __call__(
+        self, batch: Batch | Sent, step: int, lr: float, watch: Stopwatch
+    ) -> Callable[[], StepMetrics]:
         """Update the model, as TrainStep does. A recording has no inside, so there are no phases to measure."""
         self._taken += 1
         if self._taken <= WARM_UP:
@@ -102,8 +109,12 @@ class GraphedStep:
     def _record(self, inputs: Inputs, delivered: Delivered) -> Recording:
         """Recording computes nothing, so the weights are as they were."""
         held = delivered.copy()
-        self.step.optimizer.zero_grad(set_to_none=True)  # gradients are to live in the graph's own memory
-        replay, metrics = self._recorder.record(lambda: self.step.update(replace(inputs, **held.tensors), self._off))
+        self.step.optimizer.zero_grad(
+            set_to_none=True
+        )  # gradients are to live in the graph's own memory
+        replay, metrics = self._recorder.record(
+            lambda: self.step.update(replace(inputs, **held.tensors), self._off)
+        )
         return Recording(replay, held, metrics)
 
 
@@ -128,7 +139,9 @@ class RecordedHalf:
 
     def forward(self, inputs: Inputs) -> tuple[Tensor, ...]:
         self._taken += 1
-        own = {name: tensor for name, tensor in inputs.tensors().items() if seen_by(name) == self.tower}
+        own = {
+            name: tensor for name, tensor in inputs.tensors().items() if seen_by(name) == self.tower
+        }
         self._shapes = (inputs.side, *((name, tensor.shape) for name, tensor in own.items()))
 
         def run(tensors: Sequence[Any]) -> tuple[Tensor, ...]:

@@ -108,8 +108,12 @@ def decide(error: BaseException, train: TrainConfig, step: int) -> Change | None
     forms = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
     settings = {**Cpu().settings, "dtype": "float32", "compile": "none", **forms}
     # A tower whose device is "auto" follows `device`.
-    changed = {name: value for name, value in settings.items() if getattr(train, name) not in (value, AUTO)}
-    return Change(cause, changed, f"{failed} {what} at step {step:,} ({brief(error)}); the CPU takes over")
+    changed = {
+        name: value for name, value in settings.items() if getattr(train, name) not in (value, AUTO)
+    }
+    return Change(
+        cause, changed, f"{failed} {what} at step {step:,} ({brief(error)}); the CPU takes over"
+    )
 
 
 def smaller(train: TrainConfig) -> int | None:
@@ -159,7 +163,9 @@ def _cause(error: BaseException) -> str | None:
     message = str(error).lower()
     if any(phrase in message for phrase in OUT_OF_MEMORY):
         return MEMORY
-    if isinstance(error, NotImplementedError) or any(phrase in message for phrase in NO_SUCH_OPERATION):
+    if isinstance(error, NotImplementedError) or any(
+        phrase in message for phrase in NO_SUCH_OPERATION
+    ):
         return OPERATION
     # Older releases of torch have no class of its own for a device's errors.
     accelerator = getattr(torch, "AcceleratorError", None)

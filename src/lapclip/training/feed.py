@@ -13,7 +13,9 @@ from lapclip.training.inputs import Sent
 
 
 @contextmanager
-def feed(plan: BatchPlan, step: AnyStep, first: int, last: int, threads: int = 1) -> Iterator[Iterator[Batch | Sent]]:
+def feed(
+    plan: BatchPlan, step: AnyStep, first: int, last: int, threads: int = 1
+) -> Iterator[Iterator[Batch | Sent]]:
     """The batches of steps first to last, in order, for a step that takes each before it asks for the next."""
     with closing(prefetch(plan, first, last, threads)) as batches:
         if not step.sends_ahead or first > last:

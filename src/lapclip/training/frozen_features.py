@@ -96,11 +96,15 @@ class HeldOutFeatures:
 class FeatureEmbedder(Embedder):
     """An embedder that goes on from cached features where it is asked for those pairs."""
 
-    def __init__(self, embedder: Embedder, frozen: HeldOutFeatures, boundaries: dict[str, int]) -> None:
+    def __init__(
+        self, embedder: Embedder, frozen: HeldOutFeatures, boundaries: dict[str, int]
+    ) -> None:
         super().__init__(embedder.model, embedder.tokenizer, embedder.device)
         self.batch, self._frozen, self._boundaries = embedder.batch, frozen, boundaries
 
-    def encode_pairs(self, pairs: Pairs, progress: Progress | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def encode_pairs(
+        self, pairs: Pairs, progress: Progress | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if pairs is not self._frozen.pairs:
             return super().encode_pairs(pairs, progress)
         captions, which, owner = distinct_captions(pairs)
@@ -115,8 +119,12 @@ class FeatureEmbedder(Embedder):
             return self.encode_pixels(pairs.pixels)
         blocks = []
         for at in range(0, len(cached), self.batch):
-            features = torch.from_numpy(np.array(cached[at : at + self.batch])).to(self.device.of("image").torch)
-            blocks.append(self.model.finish_image(features, self._boundaries["image"]).cpu().numpy())
+            features = torch.from_numpy(np.array(cached[at : at + self.batch])).to(
+                self.device.of("image").torch
+            )
+            blocks.append(
+                self.model.finish_image(features, self._boundaries["image"]).cpu().numpy()
+            )
         return np.concatenate(blocks)
 
     @torch.inference_mode()
@@ -126,12 +134,16 @@ class FeatureEmbedder(Embedder):
             return self.encode_text(captions)
         blocks = []
         for at in range(0, len(captions), self.batch):
-            tokens_BL = self.tokenizer.batch(captions[at : at + self.batch], self.model.shape.context)
+            tokens_BL = self.tokenizer.batch(
+                captions[at : at + self.batch], self.model.shape.context
+            )
             numbers = np.arange(at, at + len(tokens_BL))
             device = self.device.of("text").torch
             features = torch.from_numpy(cached.padded(numbers, tokens_BL.shape[1])).to(device)
             tokens = torch.from_numpy(tokens_BL).to(device)
-            blocks.append(self.model.finish_text(features, tokens, self._boundaries["text"]).cpu().numpy())
+            blocks.append(
+                self.model.finish_text(features, tokens, self._boundaries["text"]).cpu().numpy()
+            )
         return np.concatenate(blocks)
 
 
@@ -151,7 +163,11 @@ def cache_features(
     model, boundaries = step.model, step.boundaries
     chosen, notes = towers_to_cache(model, boundaries, config)
     if not chosen:
-        return CachedFeatures(None, None, HeldOutFeatures(data.held_out, None, None), notes) if notes else None
+        return (
+            CachedFeatures(None, None, HeldOutFeatures(data.held_out, None, None), notes)
+            if notes
+            else None
+        )
     report = progress or (lambda done, total, what="": None)
     began = time.perf_counter()
     maker = _FeatureMaker(step, plan, data, config, report, ranks)
@@ -167,7 +183,9 @@ def cache_features(
             maker.held_out_captions(embedder) if "text" in chosen else None,
         )
     except NoRoom as error:
-        notes.append(f"what is frozen is computed at each step, because features find no room: {error}")
+        notes.append(
+            f"what is frozen is computed at each step, because features find no room: {error}"
+        )
         return CachedFeatures(None, None, HeldOutFeatures(data.held_out, None, None), notes)
     arrays = [
         images,
@@ -189,7 +207,12 @@ def cache_features(
     else:
         # An epoch looks at each image once, through one view, and at one of its captions.
         saved = (after_images - began) / len(images) if images is not None else 0.0
-        saved += (after_captions - after_images) * len(data.train) / max(1, len(plan.captions)) * (captions is not None)
+        saved += (
+            (after_captions - after_images)
+            * len(data.train)
+            / max(1, len(plan.captions))
+            * (captions is not None)
+        )
         took = duration(time.perf_counter() - (began if asked is None else asked))
         how = f"computed once in {took}, saves about {duration(saved)} an epoch"
     summary = f"features of {' and '.join(covered)}: {how} ({size_text(size)})"
@@ -226,7 +249,11 @@ def start_heads(model: CLIP, features: CachedFeatures | None, data: DataSet) -> 
     """Give new heads the linear maps that canonical correlation analysis finds, in the place of random ones; their
     hidden layers start at zero as ever. False where more learns than the heads of both towers."""
     pairs = None if features is None else _fitted_pairs(features, data)
-    if pairs is None or not isinstance(model.image, PretrainedTower) or not isinstance(model.text, PretrainedTower):
+    if (
+        pairs is None
+        or not isinstance(model.image, PretrainedTower)
+        or not isinstance(model.text, PretrainedTower)
+    ):
         return False
     maps = fit_cca(*pairs, width=model.shape.embedding, power=START_POWER)
     found = [maps.image_FE, maps.text_GE]
@@ -251,20 +278,30 @@ def _fitted_pairs(features: CachedFeatures, data: DataSet) -> tuple[Tensor, Tens
     first_N = np.cumsum([0, *(len(options) for options in data.train.captions)])
     step = -(-len(data.train) // MOST_FITTED)
     rows = [row for row in range(0, len(data.train), step) if first_N[row] < first_N[row + 1]]
-    captions = torch.stack([normed(features.captions.values[first_N[row] : first_N[row + 1]]).mean(0) for row in rows])
+    captions = torch.stack(
+        [normed(features.captions.values[first_N[row] : first_N[row + 1]]).mean(0) for row in rows]
+    )
     return normed(features.images[0][rows]), captions
 
 
 def with_features(embedder: Embedder, features: CachedFeatures | None, step: AnyStep) -> Embedder:
     """The embedder, which takes cached features where there are some."""
-    return embedder if features is None else FeatureEmbedder(embedder, features.held_out, step.boundaries)
+    return (
+        embedder
+        if features is None
+        else FeatureEmbedder(embedder, features.held_out, step.boundaries)
+    )
 
 
-def towers_to_cache(model: CLIP, boundaries: dict[str, int], config: Config) -> tuple[list[str], list[str]]:
+def towers_to_cache(
+    model: CLIP, boundaries: dict[str, int], config: Config
+) -> tuple[list[str], list[str]]:
     """The towers whose frozen part is worth caching, and why another's is not."""
     train = config.train
     frozen = [
-        tower for tower in ("image", "text") if _has_frozen_blocks(getattr(model, tower).depth, boundaries[tower])
+        tower
+        for tower in ("image", "text")
+        if _has_frozen_blocks(getattr(model, tower).depth, boundaries[tower])
     ]
     if train.features == NEVER:
         return [], []
@@ -272,14 +309,22 @@ def towers_to_cache(model: CLIP, boundaries: dict[str, int], config: Config) -> 
     for tower in frozen:
         network = getattr(model, tower)
         if tower == "image" and not train.views:
-            new_crops = "because each has new crops; with --set train.views=4 four of each are cached"
+            new_crops = (
+                "because each has new crops; with --set train.views=4 four of each are cached"
+            )
             notes.append(f"images go through the frozen tower at each step, {new_crops}")
         elif tower == "image" and (train.cheap_size or train.patch_dropout):
-            notes.append("images go through the frozen tower at each step, because it sees them in several sizes")
+            notes.append(
+                "images go through the frozen tower at each step, because it sees them in several sizes"
+            )
         elif tower == "text" and train.symbol_dropout:
-            notes.append("captions go through the frozen tower at each step, because each has other tokens left out")
+            notes.append(
+                "captions go through the frozen tower at each step, because each has other tokens left out"
+            )
         elif isinstance(network, PretrainedTower) and not network.divides(boundaries[tower]):
-            notes.append(f"the {tower} tower cannot be run in two parts, so it is run whole at each step")
+            notes.append(
+                f"the {tower} tower cannot be run in two parts, so it is run whole at each step"
+            )
         else:
             chosen.append(tower)
     return chosen, notes
@@ -289,7 +334,13 @@ class _FeatureMaker:
     """Computes features with the model that the step computes with, or reads them."""
 
     def __init__(
-        self, step: AnyStep, plan: BatchPlan, data: DataSet, config: Config, report: DataProgress, ranks: Ranks
+        self,
+        step: AnyStep,
+        plan: BatchPlan,
+        data: DataSet,
+        config: Config,
+        report: DataProgress,
+        ranks: Ranks,
     ) -> None:
         self._worker, self._model, self._device, self._boundaries = (
             step.worker,
@@ -299,7 +350,9 @@ class _FeatureMaker:
         )
         self._plan, self._data, self._config, self._report = plan, data, config, report
         self._ranks = ranks
-        self._fingerprints = {tower: frozen_fingerprint(self._model, tower) for tower in ("image", "text")}
+        self._fingerprints = {
+            tower: frozen_fingerprint(self._model, tower) for tower in ("image", "text")
+        }
         self.found = True
         """Whether all of it was in the cache."""
 
@@ -310,12 +363,18 @@ class _FeatureMaker:
 
         def compute(chunk: tuple[int, slice]) -> np.ndarray:
             at, rows = chunk
-            return self._image_features(self._worker, self._data.train.pixels[rows], boxes[at, rows])
+            return self._image_features(
+                self._worker, self._data.train.pixels[rows], boxes[at, rows]
+            )
 
         def blocks() -> Iterator[np.ndarray]:
             chunks = [(at, rows) for at in range(views) for rows in _slices(count, IMAGES)]
-            for (at, rows), block in zip(chunks, self._ranks.computed_in_shares(chunks, compute), strict=True):
-                self._report(at * count + rows.stop, views * count, "the pretrained network reads images")
+            for (at, rows), block in zip(
+                chunks, self._ranks.computed_in_shares(chunks, compute), strict=True
+            ):
+                self._report(
+                    at * count + rows.stop, views * count, "the pretrained network reads images"
+                )
                 yield block
 
         train = self._config.train
@@ -344,31 +403,43 @@ class _FeatureMaker:
 
     def phrases(self) -> Ragged:
         """Of all phrases of the training captions."""
-        return self._caption_features(self._worker, self._plan.phrases, "train", "the pretrained network reads phrases")
+        return self._caption_features(
+            self._worker, self._plan.phrases, "train", "the pretrained network reads phrases"
+        )
 
     def held_out_captions(self, embedder: Embedder) -> Ragged:
         """Of the different captions that are scored."""
         captions, _, _ = distinct_captions(self._data.held_out)
         token_lists = embedder.tokenizer.encode_all(captions, self._config.model.context)
-        return self._caption_features(self._model, token_lists, "val", "the pretrained network reads held-out captions")
+        return self._caption_features(
+            self._model, token_lists, "val", "the pretrained network reads held-out captions"
+        )
 
     @torch.inference_mode()
-    def _image_features(self, model: CLIP, pixels_BSSC: np.ndarray, boxes_B5: np.ndarray | None) -> np.ndarray:
+    def _image_features(
+        self, model: CLIP, pixels_BSSC: np.ndarray, boxes_B5: np.ndarray | None
+    ) -> np.ndarray:
         device = self._device.of("image").torch
         pixels = normalise(torch.from_numpy(np.array(pixels_BSSC)).to(device), self._config.model)
         if boxes_B5 is not None:
-            pixels = view(pixels, torch.from_numpy(boxes_B5).to(device), self._config.model.image_size)
+            pixels = view(
+                pixels, torch.from_numpy(boxes_B5).to(device), self._config.model.image_size
+            )
         return _as_array(model.image.begin(pixels, self._boundaries["image"]))
 
     @torch.inference_mode()
-    def _caption_features(self, model: CLIP, token_lists: Sequence[np.ndarray], split: str, what: str) -> Ragged:
+    def _caption_features(
+        self, model: CLIP, token_lists: Sequence[np.ndarray], split: str, what: str
+    ) -> Ragged:
         pooled = self._boundaries["text"] == model.text.depth
         lengths = [len(caption) for caption in token_lists]
         first_N = None if pooled else np.cumsum([0, *lengths])
 
         def compute(chosen: list[int]) -> np.ndarray:
             tokens_BL = pad(
-                [token_lists[at] for at in chosen], self._config.model.context, self._plan.tokenizer.padding
+                [token_lists[at] for at in chosen],
+                self._config.model.context,
+                self._plan.tokenizer.padding,
             )
             tokens = torch.from_numpy(tokens_BL).to(self._device.of("text").torch)
             return _as_array(model.text.begin(tokens, self._boundaries["text"]))
@@ -379,7 +450,9 @@ class _FeatureMaker:
                 together: dict[int, np.ndarray] = {}
                 order = sorted(range(rows.start, rows.stop), key=lengths.__getitem__)
                 chunks = [order[some] for some in _slices(len(order), CAPTIONS)]
-                for chosen, features in zip(chunks, self._ranks.computed_in_shares(chunks, compute), strict=True):
+                for chosen, features in zip(
+                    chunks, self._ranks.computed_in_shares(chunks, compute), strict=True
+                ):
                     together |= {
                         at: row[None] if pooled else row[: lengths[at]]
                         for at, row in zip(chosen, features, strict=True)
@@ -389,17 +462,28 @@ class _FeatureMaker:
                 yield np.concatenate([together[at] for at in range(rows.start, rows.stop)])
 
         rows = len(token_lists) if first_N is None else int(first_N[-1])
-        digest = hashlib.sha256(b"".join(caption.tobytes() + b"|" for caption in token_lists)).hexdigest()
+        digest = hashlib.sha256(
+            b"".join(caption.tobytes() + b"|" for caption in token_lists)
+        ).hexdigest()
         return Ragged(self._array("text", (split, digest), (rows,), blocks), first_N)
 
     def _array(
-        self, tower: str, about: tuple, rows: tuple[int, ...], blocks: Callable[[], Iterable[np.ndarray]]
+        self,
+        tower: str,
+        about: tuple,
+        rows: tuple[int, ...],
+        blocks: Callable[[], Iterable[np.ndarray]],
     ) -> np.ndarray:
         """Read from the cache, or made and written there."""
         dtype = self._config.train.dtype
         about = (*about, self._fingerprints[tower], self._boundaries[tower])
         # Files in half precision whose first block alone was checked are not taken.
-        path = array_path(tower, about, self._data.fingerprint, dtype if dtype == "float32" else f"{dtype}, checked")
+        path = array_path(
+            tower,
+            about,
+            self._data.fingerprint,
+            dtype if dtype == "float32" else f"{dtype}, checked",
+        )
         found = read_array(path)
         fits = found is not None and found.shape[: len(rows)] == rows
         if not self._ranks.agreed(None if fits else "not cached"):
@@ -412,15 +496,23 @@ class _FeatureMaker:
         # Half the room where half the digits were computed, unless there are numbers that it cannot hold.
         if dtype != "float32" and about[0] == "train" and _fits_half(first):
             try:
-                return self._write(path, _halves(_chained(first, made)), whole, np.dtype(np.float16))
-            except _TooLarge:  # in a later block; few models have such features, so all are simply computed again
+                return self._write(
+                    path, _halves(_chained(first, made)), whole, np.dtype(np.float16)
+                )
+            except (
+                _TooLarge
+            ):  # in a later block; few models have such features, so all are simply computed again
                 return self._write(path, blocks(), whole, np.dtype(np.float32))
         return self._write(path, _chained(first, made), whole, np.dtype(np.float32))
 
-    def _write(self, path: Path, blocks: Iterable[np.ndarray], whole: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    def _write(
+        self, path: Path, blocks: Iterable[np.ndarray], whole: tuple[int, ...], kind: np.dtype
+    ) -> np.ndarray:
         needed = int(np.prod(whole)) * kind.itemsize
         if self._ranks.agreed(None if has_room(path, needed) else "no room"):
-            raise NoRoom(f"they would take {needed / 1e9:,.1f} GB, more than half of what the disk has left")
+            raise NoRoom(
+                f"they would take {needed / 1e9:,.1f} GB, more than half of what the disk has left"
+            )
         return write_array(path, blocks, whole, kind)
 
 
@@ -429,7 +521,9 @@ class _TooLarge(Exception):
 
 
 def _fits_half(block: np.ndarray) -> bool:
-    return not block.size or bool(np.abs(block).max() < LARGE_FEATURE)  # not where one of them is no number, either
+    return not block.size or bool(
+        np.abs(block).max() < LARGE_FEATURE
+    )  # not where one of them is no number, either
 
 
 def _halves(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
@@ -484,14 +578,20 @@ def read_array(path: Path) -> np.ndarray | None:
     return found
 
 
-def write_array(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def write_array(
+    path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
     """Write rows as they come, then give the file its name, and read it."""
 
     def write(partial: Path) -> None:
         # In sequence, not through a memory map: there a full disk would be a signal instead of an error.
         # Others may not read what was made of private photos.
         with open(partial, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-            header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+            header = {
+                "descr": np.lib.format.dtype_to_descr(dtype),
+                "fortran_order": False,
+                "shape": shape,
+            }
             np.lib.format.write_array_header_1_0(file, header)
             for rows in blocks:
                 file.write(np.ascontiguousarray(rows, dtype=dtype).tobytes())

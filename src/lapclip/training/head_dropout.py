@@ -33,7 +33,9 @@ class HeadDropout:
 
     def draw_for_phrases(self, rows: int, step: int) -> dict[str, Tensor]:
         """The same for phrases, which only the text tower sees."""
-        drawn = self._of_tower("text", rows, derived_seed(self._config.seed, "phrase dropout", step))
+        drawn = self._of_tower(
+            "text", rows, derived_seed(self._config.seed, "phrase dropout", step)
+        )
         return {name.replace("text", "phrase"): mask for name, mask in drawn.items()}
 
     def _of_tower(self, tower: str, rows: int, seed: int) -> dict[str, Tensor]:
@@ -41,7 +43,9 @@ class HeadDropout:
             return {}
         head = self._heads[tower]
         seed = derived_seed(seed, "head", list(self._heads).index(tower))
-        widths: dict[str, int] = dict(zip(("features", "hidden"), head.hidden_in.shape, strict=True))
+        widths: dict[str, int] = dict(
+            zip(("features", "hidden"), head.hidden_in.shape, strict=True)
+        )
         found = {}
         for what, share in self._shares(tower).items():
             draw = torch.Generator().manual_seed(derived_seed(seed, what))
@@ -51,10 +55,13 @@ class HeadDropout:
     @contextmanager
     def applied(self, drawn: Mapping[str, Tensor], *towers: str) -> Iterator[None]:
         """Let the heads, of some towers or of both, leave out what was drawn."""
-        heads = {tower: head for tower, head in self._heads.items() if not towers or tower in towers}
+        heads = {
+            tower: head for tower, head in self._heads.items() if not towers or tower in towers
+        }
         for tower, head in heads.items():
             head.dropping = {
-                what: Dropping(share, drawn[f"{tower}_{what}_mask"]) for what, share in self._shares(tower).items()
+                what: Dropping(share, drawn[f"{tower}_{what}_mask"])
+                for what, share in self._shares(tower).items()
             }
         try:
             yield

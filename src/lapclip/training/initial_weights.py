@@ -20,7 +20,9 @@ from lapclip.which_model import which_model
 class InitialWeights:
     """A model to start from. It is opened again each time it is taken, so that it is not in memory twice."""
 
-    def __init__(self, open_model: Callable[[], CLIP], model: CLIP, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, open_model: Callable[[], CLIP], model: CLIP, tokenizer: Tokenizer | None
+    ) -> None:
         self._open, self._model, self.tokenizer = open_model, model, tokenizer
         self.shape = model.shape
 
@@ -34,22 +36,33 @@ class InitialWeights:
         self._open = lambda: load_torch(folder).model
 
 
-def find_initial_weights(config: Config, layers: Sequence[Layer]) -> tuple[Config, InitialWeights | None]:
+def find_initial_weights(
+    config: Config, layers: Sequence[Layer]
+) -> tuple[Config, InitialWeights | None]:
     """The initial weights that the settings name, and the configuration with the shape of their model."""
     if config.train.start:
         return _from_model(config, layers)
     if config.model.image_from or config.model.text_from:
         for tower in ("image_from", "text_from"):
-            if named := layers[-1].values.get("model", {}).get(tower):  # on the command line, not in a recipe
+            if (
+                named := layers[-1].values.get("model", {}).get(tower)
+            ):  # on the command line, not in a recipe
                 trust(str(named))
-        return _from_towers(config, {name for layer in layers for name in layer.values.get("model", {})})
+        return _from_towers(
+            config, {name for layer in layers for name in layer.values.get("model", {})}
+        )
     if config.model.architecture == "siglip":
         raise ConfigError(
             f"{config.model.name} has SigLIP's towers, which are trained from published weights.",
             hint="--from hf:google/siglip-base-patch16-224; or --set model.name=vit-b-16",
         )
     train = config.train
-    if train.lora_rank or train.layer_decay < 1 or train.image_blocks != ALL or train.text_blocks != ALL:
+    if (
+        train.lora_rank
+        or train.layer_decay < 1
+        or train.image_blocks != ALL
+        or train.text_blocks != ALL
+    ):
         raise ConfigError(
             "There is nothing to go on from: these settings spare weights that have learnt something already.",
             hint="lapclip train DATA --recipe heads, then --from runs/heads; or --from published weights",
@@ -81,7 +94,9 @@ def _from_model(config: Config, layers: Sequence[Layer]) -> tuple[Config, Initia
     embedder = load_torch(path)
     initial = InitialWeights(lambda: load_torch(path).model, embedder.model, embedder.tokenizer)
     # What has learnt with the sigmoid loss, as SigLIP has, goes on with it, unless another is asked for.
-    if embedder.model.logit_bias is not None and not any("loss" in layer.values.get("train", {}) for layer in layers):
+    if embedder.model.logit_bias is not None and not any(
+        "loss" in layer.values.get("train", {}) for layer in layers
+    ):
         config = replace_in(config, "train", loss="sigmoid")
     return replace(config, model=embedder.model.shape), initial
 
@@ -89,10 +104,14 @@ def _from_model(config: Config, layers: Sequence[Layer]) -> tuple[Config, Initia
 def _from_towers(config: Config, asked: Collection[str]) -> tuple[Config, InitialWeights]:
     arguments = (config.model, config.train.seed, asked)
     model, tokenizer = open_towers(*arguments)
-    return replace(config, model=model.shape), InitialWeights(lambda: open_towers(*arguments)[0], model, tokenizer)
+    return replace(config, model=model.shape), InitialWeights(
+        lambda: open_towers(*arguments)[0], model, tokenizer
+    )
 
 
-def open_towers(shape: ModelConfig, seed: int = 0, asked: Collection[str] = ()) -> tuple[CLIP, Tokenizer | None]:
+def open_towers(
+    shape: ModelConfig, seed: int = 0, asked: Collection[str] = ()
+) -> tuple[CLIP, Tokenizer | None]:
     """Pretrained towers with new heads; what is known of them goes into the shape, unless it was asked otherwise."""
     networks, tokenizer = {}, None
     if shape.image_from:

@@ -95,14 +95,22 @@ class Inputs:
     def on(self, device: Device) -> Inputs:
         """All of it on a device; where towers have devices of their own, what each sees on its own."""
         return replace(
-            self, **{name: tensor.to(device.of(seen_by(name)).torch) for name, tensor in self.tensors().items()}
+            self,
+            **{
+                name: tensor.to(device.of(seen_by(name)).torch)
+                for name, tensor in self.tensors().items()
+            },
         )
 
     def in_order(self, rows_B: Tensor) -> Inputs:
         """The same pairs in another order. What was loaded for some shards alone has their order already, and images
         that features stand in for are empty."""
         stay = () if self.own_shards is None else LOADED_BY_SHARD
-        moved = {name: tensor[rows_B] for name, tensor in self.tensors().items() if len(tensor) and name not in stay}
+        moved = {
+            name: tensor[rows_B]
+            for name, tensor in self.tensors().items()
+            if len(tensor) and name not in stay
+        }
         square = {name: tensor[:, rows_B] for name, tensor in moved.items() if name in SQUARE}
         return replace(self, **(moved | square))
 
@@ -113,7 +121,9 @@ class Inputs:
         assert number in loaded, "a shard that another rank computes"
         at = first - sum(self.shards[: loaded.start])
         own = {
-            name: aligned(tensor[at : at + size]) if name in LOADED_BY_SHARD else tensor[first : first + size]
+            name: aligned(tensor[at : at + size])
+            if name in LOADED_BY_SHARD
+            else tensor[first : first + size]
             for name, tensor in self.tensors().items()
         }
         alone = replace(self, shards=(), shard_lengths=(), own_shards=None)

@@ -89,7 +89,9 @@ class Training:
     short_questions: dict[str, Any] | None = None
     """How well words find their images, known at the end."""
     _overflows: int = 0
-    _ranks_seen: tuple[float, list[tuple[float, int]]] = field(default_factory=lambda: (time.perf_counter(), []))
+    _ranks_seen: tuple[float, list[tuple[float, int]]] = field(
+        default_factory=lambda: (time.perf_counter(), [])
+    )
     """When the ranks were last written about, and how they had fared by then."""
     pending: tuple[int, float, Callable[[], StepMetrics], Stopwatch] | None = None
 
@@ -104,7 +106,9 @@ class Training:
         if self.progress.step == self.steps and not self.progress.best_step:
             self.evaluate(self.steps)  # its best model is gone
             self.agree_on_progress()
-        if self.progress.best_step and self.out_of_patience(self.progress.step):  # it was stopped at that step
+        if self.progress.best_step and self.out_of_patience(
+            self.progress.step
+        ):  # it was stopped at that step
             self.end_early()
             return None
         loaders = self.config.train.loader_threads
@@ -129,7 +133,9 @@ class Training:
             self.pending = (number, lr, read_metrics, watch)
 
             self._advance(step=number, training_seconds=before + time.perf_counter() - began)
-            reason = self.ranks.agreed(self.stop_reason() or ("lapclip stop" if self.run.stop_asked() else None))
+            reason = self.ranks.agreed(
+                self.stop_reason() or ("lapclip stop" if self.run.stop_asked() else None)
+            )
             if self.ranks.many:
                 self.step_seconds.append(time.perf_counter() - taken)
                 self.record_ranks(number)
@@ -209,7 +215,8 @@ class Training:
             return
         before = self._ranks_seen[1] or [(0.0, 0)] * self.ranks.count
         gained = [
-            (waited - old[0], sent - old[1]) for (waited, sent), old in zip(self.ranks.metrics, before, strict=True)
+            (waited - old[0], sent - old[1])
+            for (waited, sent), old in zip(self.ranks.metrics, before, strict=True)
         ]
         self._ranks_seen = time.perf_counter(), self.ranks.metrics
         shards = self.config.train.shards or self.ranks.count
@@ -217,7 +224,9 @@ class Training:
             events.Ranks(
                 step=number,
                 hosts=list(self.ranks.hosts),
-                shards=[len(own_shards(self.ranks, shards, rank)) for rank in range(self.ranks.count)],
+                shards=[
+                    len(own_shards(self.ranks, shards, rank)) for rank in range(self.ranks.count)
+                ],
                 waited=[min(1.0, waited / seconds) for waited, _ in gained],
                 bytes_per_second=[sent / seconds for _, sent in gained],
                 writer=self.ranks.writer,
@@ -253,7 +262,8 @@ class Training:
 
     def evaluation_due(self, number: int) -> bool:
         return (
-            number == self.steps or number % (self.plan.steps_per_epoch * self.config.train.evaluate_every_epochs) == 0
+            number == self.steps
+            or number % (self.plan.steps_per_epoch * self.config.train.evaluate_every_epochs) == 0
         )
 
     def out_of_patience(self, number: int) -> bool:
@@ -265,7 +275,12 @@ class Training:
         patience = train.patience * train.evaluate_every_epochs * self.plan.steps_per_epoch
         since = max(self.progress.best_step, cheap_steps(self.steps, train))
         is_last = number == self.steps
-        return patience > 0 and not is_last and self.evaluation_due(number) and number - since >= patience
+        return (
+            patience > 0
+            and not is_last
+            and self.evaluation_due(number)
+            and number - since >= patience
+        )
 
     def end_early(self) -> None:
         """Note why the run takes no more steps."""
@@ -274,7 +289,9 @@ class Training:
     def checkpoint_due(self, number: int, seconds: float) -> bool:
         train = self.config.train
         by_epoch = train.checkpoint_every_epochs * self.plan.steps_per_epoch
-        by_clock = bool(train.checkpoint_every_seconds) and seconds >= train.checkpoint_every_seconds
+        by_clock = (
+            bool(train.checkpoint_every_seconds) and seconds >= train.checkpoint_every_seconds
+        )
         return number == self.steps or by_clock or (by_epoch > 0 and number % by_epoch == 0)
 
     def evaluate(self, number: int) -> None:
@@ -291,7 +308,9 @@ class Training:
         seconds = time.perf_counter() - began
         epoch = self.plan.epoch(number)
         self.log.append(
-            events.Evaluation(step=number, epoch=epoch, split="val", evaluation=scores, seconds=seconds, best=best)
+            events.Evaluation(
+                step=number, epoch=epoch, split="val", evaluation=scores, seconds=seconds, best=best
+            )
         )
         answers = self.probes.answers(self.embedder, images, texts)
         self.log.append(events.Probed(step=number, epoch=epoch, answers=answers))
@@ -325,14 +344,20 @@ class Training:
         self.record_pending()
         began = time.perf_counter()
         step = self.step
-        path = save_checkpoint(self.run.checkpoints, step.model, step.optimizer, self.progress, step.others)
+        path = save_checkpoint(
+            self.run.checkpoints, step.model, step.optimizer, self.progress, step.others
+        )
         size = sum(file.stat().st_size for file in path.iterdir())
         seconds = time.perf_counter() - began
-        self.log.append(events.Checkpoint(step=self.progress.step, path=path.name, bytes=size, seconds=seconds))
+        self.log.append(
+            events.Checkpoint(step=self.progress.step, path=path.name, bytes=size, seconds=seconds)
+        )
 
     def agree_on_progress(self) -> None:
         """Take over how far the rank that writes has come: it knows the scores, and they decide when a run ends."""
-        self.progress = Progress(**self.ranks.from_writer(dataclasses.asdict(self.progress), "evaluation"))
+        self.progress = Progress(
+            **self.ranks.from_writer(dataclasses.asdict(self.progress), "evaluation")
+        )
 
     def _advance(self, **changes: Any) -> None:
         self.progress = dataclasses.replace(self.progress, **changes)

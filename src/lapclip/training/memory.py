@@ -54,17 +54,27 @@ class MemoryParts:
         return sum(asdict(self).values())
 
 
-def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int, tower: str = "") -> MemoryParts:
+def predict_bytes(
+    model: ModelConfig, train: TrainConfig, caption_tokens: int, tower: str = ""
+) -> MemoryParts:
     """The memory of a training run, or of one tower of it, on the device and in the precision that `train` names,
     "auto" being float32."""
     count = {"image": count_image, "text": count_text}.get(tower, count_weights)
     exact, products = count(model)
     micro = min(train.micro_batch or train.batch_size, train.batch_size)
     half = train.dtype in HALF
-    kinds = [cheap for cheap, share in ((True, train.cheap_share), (False, 1 - train.cheap_share)) if share > 0]
-    activations = micro * max(_pair_bytes(model, train, caption_tokens, tower, cheap=cheap) for cheap in kinds)
+    kinds = [
+        cheap
+        for cheap, share in ((True, train.cheap_share), (False, 1 - train.cheap_share))
+        if share > 0
+    ]
+    activations = micro * max(
+        _pair_bytes(model, train, caption_tokens, tower, cheap=cheap) for cheap in kinds
+    )
     gradients = 4 * exact
-    if micro >= train.batch_size:  # they take the place of activations; while one tower goes back, the other's stay
+    if (
+        micro >= train.batch_size
+    ):  # they take the place of activations; while one tower goes back, the other's stay
         gradients = max(0, gradients - (activations if tower else activations // 2))
     return MemoryParts(
         parameters=4 * exact,
@@ -94,10 +104,17 @@ def demands(
     ]
 
 
-def check_memory(model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device) -> None:
+def check_memory(
+    model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device
+) -> None:
     """Refuse what cannot fit into the memory that is free, before any of it is taken."""
-    needed = [(where, parts, where.free_bytes()) for where, parts in demands(model, train, caption_tokens, device)]
-    short = next((found for found in needed if _still_needed(found[1], found[0]) > MARGIN * found[2]), None)
+    needed = [
+        (where, parts, where.free_bytes())
+        for where, parts in demands(model, train, caption_tokens, device)
+    ]
+    short = next(
+        (found for found in needed if _still_needed(found[1], found[0]) > MARGIN * found[2]), None
+    )
     if short is None:
         return
     where, parts, free = short
@@ -120,7 +137,11 @@ def check_memory(model: ModelConfig, train: TrainConfig, caption_tokens: int, de
 
 
 def largest_micro_batch(
-    model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device, free: int | None = None
+    model: ModelConfig,
+    train: TrainConfig,
+    caption_tokens: int,
+    device: Device,
+    free: int | None = None,
 ) -> int | None:
     """The most pairs at once that fit, as the batch halved again and again; None if one does not fit. `free` is asked
     of the device, unless it is given."""
@@ -128,7 +149,8 @@ def largest_micro_batch(
     while micro:
         needed = demands(model, replace(train, micro_batch=micro), caption_tokens, device)
         if all(
-            _still_needed(parts, where) <= (where.free_bytes() if free is None else free) for where, parts in needed
+            _still_needed(parts, where) <= (where.free_bytes() if free is None else free)
+            for where, parts in needed
         ):
             return micro
         micro //= 2
@@ -151,7 +173,9 @@ def _still_needed(parts: MemoryParts, device: Device) -> int:
     return parts.total - (parts.base if device.is_cpu else 0)
 
 
-def _pair_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int, tower: str = "", *, cheap: bool) -> int:
+def _pair_bytes(
+    model: ModelConfig, train: TrainConfig, caption_tokens: int, tower: str = "", *, cheap: bool
+) -> int:
     """What a pair needs in both towers, or in one."""
     image = _image_bytes(model, train, cheap=cheap) if tower != "text" else 0
     return image + (_text_bytes(model, train, caption_tokens) if tower != "image" else 0)

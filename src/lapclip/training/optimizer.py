@@ -59,7 +59,9 @@ def patches_seen(cheap: bool, config: TrainConfig, model: ModelConfig) -> tuple[
     return max(1, round(patches * (1 - (config.patch_dropout if cheap else 0.0)))), patches
 
 
-def make_optimizer(model: CLIP, config: TrainConfig, device: Device, part: str = "") -> torch.optim.AdamW:
+def make_optimizer(
+    model: CLIP, config: TrainConfig, device: Device, part: str = ""
+) -> torch.optim.AdamW:
     """AdamW over what learns, in the model or in a part of it, which decays weight matrices and nothing else. Each
     group has its share of the rate. With Muon the matrices of blocks are groups of their own."""
     # What the loss gives a gradient to is no part of a recording, where towers are recorded one at a time.
@@ -78,12 +80,16 @@ def make_optimizer(model: CLIP, config: TrainConfig, device: Device, part: str =
             {
                 "params": parameters,
                 # A recorded graph reads its learning rate from memory. Each group has its own: a default is shared.
-                "lr": torch.tensor(config.learning_rate, device=device.torch) if graph else config.learning_rate,
+                "lr": torch.tensor(config.learning_rate, device=device.torch)
+                if graph
+                else config.learning_rate,
                 "weight_decay": (MATRIX_DECAY if muon else config.weight_decay) if decayed else 0.0,
                 "share": share,
                 "muon": muon,
             }
-            for (share, decayed, muon), parameters in sorted(groups.items(), reverse=True, key=lambda group: group[0])
+            for (share, decayed, muon), parameters in sorted(
+                groups.items(), reverse=True, key=lambda group: group[0]
+            )
         ],
         betas=(config.beta1, config.beta2),
         eps=config.epsilon,
@@ -195,7 +201,9 @@ class Muon(AdamW):
             shapes.setdefault(parameter.shape, []).append(parameter)
         for shape, parameters in shapes.items():
             momentum = torch.stack([self._momentum(parameter) for parameter in parameters])
-            gradient = torch.stack([parameter.grad for parameter in parameters if parameter.grad is not None])
+            gradient = torch.stack(
+                [parameter.grad for parameter in parameters if parameter.grad is not None]
+            )
             if divisor is not None:
                 gradient = gradient / divisor
             if overflowed is not None:
@@ -203,7 +211,9 @@ class Muon(AdamW):
             momentum.lerp_(gradient, 1 - MOMENTUM)
             ahead = gradient.lerp_(momentum, MOMENTUM)
             turned = orthogonal(ahead.flatten(2)).reshape(ahead.shape)
-            for parameter, its_momentum, direction in zip(parameters, momentum, turned, strict=True):
+            for parameter, its_momentum, direction in zip(
+                parameters, momentum, turned, strict=True
+            ):
                 self.state[parameter]["momentum"].copy_(its_momentum)
                 if len(shape) == 2:
                     parameter.mul_(1 - rate * group["weight_decay"])

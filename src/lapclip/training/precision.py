@@ -35,8 +35,12 @@ class RoundedCopy:
         for name, parameter in model.named_parameters():
             path, _, last = name.rpartition(".")
             owner = self.model.get_submodule(path)
-            if enters_products(name) and "backbone." not in name:  # foreign networks round for themselves
-                rounded = nn.Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
+            if (
+                enters_products(name) and "backbone." not in name
+            ):  # foreign networks round for themselves
+                rounded = nn.Parameter(
+                    parameter.detach().to(dtype), requires_grad=parameter.requires_grad
+                )
                 setattr(owner, last, rounded)
                 if parameter.requires_grad:  # what is frozen is rounded once
                     self._exact.append(parameter)
@@ -118,6 +122,9 @@ class LossScale:
         grown = good >= GROW_AFTER
         self.state.copy_(
             torch.stack(
-                [scale * torch.where(overflowed, 0.5, torch.where(grown, 2.0, 1.0)), torch.where(grown, 0.0, good)]
+                [
+                    scale * torch.where(overflowed, 0.5, torch.where(grown, 2.0, 1.0)),
+                    torch.where(grown, 0.0, good),
+                ]
             )
         )

@@ -26,21 +26,43 @@ class ProbeCaptions:
     def __init__(self, pairs: Pairs, own: Sequence[str], folder: Path) -> None:
         self._pairs, self._own, self._folder = pairs, own, folder
         firsts = np.cumsum([0, *(len(captions) for captions in pairs.captions)])[:-1]
-        self._images = np.unique(np.linspace(0, len(pairs) - 1, min(CAPTIONS, len(pairs))).round().astype(int))
+        self._images = np.unique(
+            np.linspace(0, len(pairs) - 1, min(CAPTIONS, len(pairs))).round().astype(int)
+        )
         self._rows = firsts[self._images]
 
-    def answers(self, embedder: Embedder, images: np.ndarray, texts: np.ndarray) -> list[dict[str, Any]]:
+    def answers(
+        self, embedder: Embedder, images: np.ndarray, texts: np.ndarray
+    ) -> list[dict[str, Any]]:
         """What the model answers now, given its embeddings of the whole split; makes the thumbnails it names."""
         found = []
         for image, row in zip(self._images, self._rows, strict=True):
             scores = images @ texts[row]
             caption, right = self._pairs.captions[int(image)][0], int(image)
             rank = 1 + int((scores > scores[right]).sum())
-            found.append({"caption": caption, "own": False, "right": right, "rank": rank, "top": _top(scores)})
+            found.append(
+                {
+                    "caption": caption,
+                    "own": False,
+                    "right": right,
+                    "rank": rank,
+                    "top": _top(scores),
+                }
+            )
         if self._own:
             for caption, text in zip(self._own, embedder.encode_text(self._own), strict=True):
-                found.append({"caption": caption, "own": True, "right": None, "rank": None, "top": _top(images @ text)})
-        for image in {entry["picture"] for answer in found for entry in answer["top"]} | {*map(int, self._images)}:
+                found.append(
+                    {
+                        "caption": caption,
+                        "own": True,
+                        "right": None,
+                        "rank": None,
+                        "top": _top(images @ text),
+                    }
+                )
+        for image in {entry["picture"] for answer in found for entry in answer["top"]} | {
+            *map(int, self._images)
+        }:
             self._save_thumbnail(image)
         return found
 

@@ -41,11 +41,15 @@ def memory_explained(config: Config) -> Iterator[None]:
         half = smaller(config.train)
         raise ConfigError(
             f"{config.model.name} ran out of memory before its first step ({brief(failed)}).",
-            hint=f"--set train.micro_batch={half}, which gives the same result" if half else "a smaller model",
+            hint=f"--set train.micro_batch={half}, which gives the same result"
+            if half
+            else "a smaller model",
         ) from error
 
 
-def persist(training: Training, finish: Callable[[Training], dict[str, Any]], build: Build) -> dict[str, Any] | None:
+def persist(
+    training: Training, finish: Callable[[Training], dict[str, Any]], build: Build
+) -> dict[str, Any] | None:
     """Train to the end and finish; gives back the final evaluation, or None where someone stopped the run."""
     while True:
         try:
@@ -55,14 +59,18 @@ def persist(training: Training, finish: Callable[[Training], dict[str, Any]], bu
         except Exception as error:
             change = _decided(error, training)
             if change is None and cause_of(error) == SWAP:
-                change = Change(SWAP, {}, f"{error}; micro_batch is 1 already, so the run goes on, slowly")
+                change = Change(
+                    SWAP, {}, f"{error}; micro_batch is 1 already, so the run goes on, slowly"
+                )
                 training.swap = None
             if change is None:
                 failed = _failure_here(error)
                 if failed and cause_of(failed) == MEMORY:
                     raise _explained(failed, training) from error
                 raise
-            if change.cause == DEVICE:  # its memory is not to be trusted, nor to be freed: the error's frames hold some
+            if (
+                change.cause == DEVICE
+            ):  # its memory is not to be trusted, nor to be freed: the error's frames hold some
                 training.device.abandon(error, training.step, training.embedder, training.pending)
             else:
                 save_if_good(training)
@@ -89,7 +97,9 @@ def _decided(error: Exception, training: Training) -> Change | None:
     if not isinstance(error, RankFailed):
         return None
     change = decide(error.__cause__, train, number) if error.__cause__ else None
-    said = ranks.agree_on_change(asdict(replace(change, text=f"{change.text}, on all ranks")) if change else None)
+    said = ranks.agree_on_change(
+        asdict(replace(change, text=f"{change.text}, on all ranks")) if change else None
+    )
     return Change(**said) if said else None
 
 
@@ -123,7 +133,9 @@ def change_settings(training: Training, change: Change, build: Build) -> None:
     text = f"{change.text}; going on after step {step:,}{damaged}"
     towers = training.step.model.tower_devices()
     training.log.append(
-        events.FellBack(step=step, cause=change.cause, change=change.settings, devices=towers, text=text)
+        events.FellBack(
+            step=step, cause=change.cause, change=change.settings, devices=towers, text=text
+        )
     )
 
 
@@ -133,7 +145,9 @@ def restore_together(training: Training) -> list[str] | None:
     skipped = restore(training) if ranks.writes else None
     if ranks.many:
         newest = list_checkpoints(run.checkpoints)[-1:] if ranks.writes else []
-        ranks.share_files(run.path, [path for folder in newest for path in sorted(folder.iterdir())])
+        ranks.share_files(
+            run.path, [path for folder in newest for path in sorted(folder.iterdir())]
+        )
         if not ranks.writes:
             restore(training)
         training.agree_on_progress()
@@ -149,7 +163,10 @@ def restore(training: Training) -> list[str] | None:
         return skipped
     if any(event["type"] == "step" for event in read_events(run.events)):
         detail = f" ({'; '.join(skipped)})" if skipped else ""
-        raise RunError(f"{run.path} has no good checkpoint left{detail}.", hint=f"a new run: {run.train_again()}")
+        raise RunError(
+            f"{run.path} has no good checkpoint left{detail}.",
+            hint=f"a new run: {run.train_again()}",
+        )
     return None
 
 

@@ -49,11 +49,20 @@ def take_by_shards(step: TrainStep, inputs: Inputs, watch: Stopwatch) -> Losses:
         for number in summing.own:
             with torch.set_grad_enabled(not again):
                 shard = inputs.shard(number)
-                parts = [step.encode(part, watch) for part in (step.micro_batches(shard) if again else [shard])]
-            encoded[number] = parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
+                parts = [
+                    step.encode(part, watch)
+                    for part in (step.micro_batches(shard) if again else [shard])
+                ]
+            encoded[number] = (
+                parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
+            )
     with watch.phase("exchange") if step.ranks.many else nullcontext():
         embeddings = _gathered(step, inputs, {} if failures else encoded)
-    losses = _loss_in_shares(step, inputs, embeddings, summing.own, failures) if _divides_loss(step, inputs) else None
+    losses = (
+        _loss_in_shares(step, inputs, embeddings, summing.own, failures)
+        if _divides_loss(step, inputs)
+        else None
+    )
     with _held_back(step, failures):
         if failures:  # the others need something of this rank, but not that
             raise failures[0]
@@ -68,7 +77,9 @@ def take_by_shards(step: TrainStep, inputs: Inputs, watch: Stopwatch) -> Losses:
     with watch.phase("exchange") if step.ranks.many else nullcontext():
         total, failed = summing.total(failed=bool(failures))
     if losses is None or failed:
-        raise RankFailed("A rank could not take this step.") from (failures[0] if failures else None)
+        raise RankFailed("A rank could not take this step.") from (
+            failures[0] if failures else None
+        )
     for parameter, gradient in zip(step.learnt_in_towers, total, strict=True):
         parameter.grad = gradient
     return losses
@@ -88,9 +99,13 @@ def _loss_in_shares(
     """The loss and the gradients of the embeddings, scale and bias, each rank from its own rows, summed. One that
     fails gives no numbers."""
     first, size = sum(inputs.shards[: own.start]), sum(inputs.shards[number] for number in own)
-    outside = [found for found in (step.model.logit_scale, step.model.logit_bias) if found is not None]
+    outside = [
+        found for found in (step.model.logit_scale, step.model.logit_bias) if found is not None
+    ]
     leaves, losses = [*embeddings, *(found for found in outside if found.requires_grad)], None
-    flat = torch.full((3 + sum(leaf.numel() for leaf in leaves),), math.nan, device=step.device.torch)
+    flat = torch.full(
+        (3 + sum(leaf.numel() for leaf in leaves),), math.nan, device=step.device.torch
+    )
     with _held_back(step, failures):
         losses = step.loss_of_rows(inputs, slice(first, first + size), *embeddings)
         step.scaled(losses.learnt).backward()
@@ -125,8 +140,12 @@ def _token_table(step: TrainStep) -> int | None:
 def _gradient_sum(step: TrainStep, inputs: Inputs) -> GradientSum:
     """What adds up the gradients of the towers."""
     rows, table = None, _token_table(step)
-    if table is not None and (step.ranks.many or step.device.is_cpu):  # else nothing is gained by it
-        tokens = [found for found in (inputs.tokens_BL, inputs.phrase_tokens_BL) if found is not None]
+    if table is not None and (
+        step.ranks.many or step.device.is_cpu
+    ):  # else nothing is gained by it
+        tokens = [
+            found for found in (inputs.tokens_BL, inputs.phrase_tokens_BL) if found is not None
+        ]
         rows = torch.cat([found.reshape(-1) for found in tokens]).unique()
     return GradientSum(
         step.learnt_in_towers,
@@ -160,7 +179,9 @@ def _carry_shard(
             if step.rounded and not last:
                 step.rounded.hand_over()
     if not last:
-        found = [parameter.grad for parameter in step.learnt_in_towers if parameter.grad is not None]
+        found = [
+            parameter.grad for parameter in step.learnt_in_towers if parameter.grad is not None
+        ]
         assert len(found) == len(step.learnt_in_towers), "what learns has a gradient"
         summing.add(number, found)
     for parameter in step.learnt_in_towers:
@@ -174,7 +195,9 @@ def handing_on(step: TrainStep, summing: GradientSum) -> Iterator[None]:
     group is watched; gradients that micro-batches have begun are there from the start, so then all are."""
     groups = summing.groups
     members = [[step.learnt_in_towers[at] for at in group] for group in groups]
-    leaves = [[step.rounded.leaf_of(one) if step.rounded else one for one in group] for group in members]
+    leaves = [
+        [step.rounded.leaf_of(one) if step.rounded else one for one in group] for group in members
+    ]
     begun = any(leaf.grad is not None for group in leaves for leaf in group)
     watched = leaves if begun or step.device.is_cpu else [group[-1:] for group in leaves]
     missing, handed = [len(group) for group in watched], set[int]()
@@ -191,7 +214,9 @@ def handing_on(step: TrainStep, summing: GradientSum) -> Iterator[None]:
             missing[number] -= 1
             # A bias whose gradient a later kernel takes may complete its group after the one that is watched.
             for earlier in range(number + 1):
-                there = not missing[earlier] and all(leaf.grad is not None for leaf in leaves[earlier])
+                there = not missing[earlier] and all(
+                    leaf.grad is not None for leaf in leaves[earlier]
+                )
                 if there and earlier not in handed:
                     hand_on(earlier)
 
@@ -223,14 +248,25 @@ def _held_back(step: TrainStep, failures: list[Exception]) -> Iterator[None]:
         failures.append(error.with_traceback(None))  # whose frames hold memory
 
 
-def _gathered(step: TrainStep, inputs: Inputs, encoded: Mapping[int, tuple[Tensor, ...]]) -> list[Tensor]:
+def _gathered(
+    step: TrainStep, inputs: Inputs, encoded: Mapping[int, tuple[Tensor, ...]]
+) -> list[Tensor]:
     """The embeddings of all shards, of images, of captions, and of phrases where there are some, as leaves."""
-    sides, ranks, width = 2 if inputs.phrase_tokens_BL is None else 3, step.ranks, step.model.shape.embedding
+    sides, ranks, width = (
+        2 if inputs.phrase_tokens_BL is None else 3,
+        step.ranks,
+        step.model.shape.embedding,
+    )
     counts = [own_shards(ranks, len(inputs.shards), rank) for rank in range(ranks.count)]
     rows = [sum(inputs.shards[number] for number in numbers) for numbers in counts]
-    shards = [torch.cat([side.detach() for side in embeddings], 1) for embeddings in encoded.values()]
+    shards = [
+        torch.cat([side.detach() for side in embeddings], 1) for embeddings in encoded.values()
+    ]
     # No numbers where this rank has failed, nor where it has no shards.
     none = torch.full((rows[ranks.rank], sides * width), math.nan, device=step.device.torch)
     own = torch.cat(shards) if shards else none
     together = ranks.gathered(own, rows, "embeddings").to(step.device.torch)
-    return [side.clone(memory_format=torch.contiguous_format).requires_grad_() for side in together.split(width, 1)]
+    return [
+        side.clone(memory_format=torch.contiguous_format).requires_grad_()
+        for side in together.split(width, 1)
+    ]

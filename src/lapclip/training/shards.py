@@ -45,7 +45,9 @@ def own_batches(plan: BatchPlan, shards: int, ranks: Ranks) -> BatchPlan:
     return plan.for_shards(shards, own_shards(ranks, shards))
 
 
-def add_in_tree(node: Node, value: Callable[[Node], Tensor | None], into: Tensor | None = None) -> Tensor:
+def add_in_tree(
+    node: Node, value: Callable[[Node], Tensor | None], into: Tensor | None = None
+) -> Tensor:
     """The sum over the shards of a node: that of its first half and that of the rest, added in place.
 
     `value` gives a sum that is known, and None where it has to be made from halves. `into` is the one of them whose
@@ -111,8 +113,12 @@ class GradientSum:
         few = table is not None and rows is not None and len(rows) < WORTH_ROWS * len(like[table])
         self._table, self._rows = (table, rows) if few else (None, None)
         self.own = own_shards(ranks, shards)
-        self._nodes = [whole_nodes((0, shards), own_shards(ranks, shards, rank)) for rank in range(ranks.count)]
-        self._ended = {shard: n for node in self._nodes[ranks.rank] for shard, n in nodes_ended(node).items()}
+        self._nodes = [
+            whole_nodes((0, shards), own_shards(ranks, shards, rank)) for rank in range(ranks.count)
+        ]
+        self._ended = {
+            shard: n for node in self._nodes[ranks.rank] for shard, n in nodes_ended(node).items()
+        }
         self._ends = {last - 1 for _, last in self._nodes[ranks.rank]}
         self._begun: list[list[Tensor]] = []
         """Sums that still miss a half, the largest first."""
@@ -129,7 +135,9 @@ class GradientSum:
 
     def _together(self) -> list[list[int]]:
         # A GPU copies faster than it takes up work, a CPU does not.
-        large, together = (LARGE_GRADIENT, TOGETHER) if self._like[0].is_cpu else (MOST_TOGETHER, MOST_TOGETHER)
+        large, together = (
+            (LARGE_GRADIENT, TOGETHER) if self._like[0].is_cpu else (MOST_TOGETHER, MOST_TOGETHER)
+        )
         groups: list[list[int]] = []
         small: list[int] = []
         for at in reversed(range(len(self._like))):
@@ -174,7 +182,9 @@ class GradientSum:
             self._send(group)
         self._finish()
         sums = self._sums[0] if self._sums else [self._last[at] for at in range(len(self._like))]
-        marks = self._ranks.gathered(torch.tensor([failed]), [1] * self._ranks.count, "word of how it went")
+        marks = self._ranks.gathered(
+            torch.tensor([failed]), [1] * self._ranks.count, "word of how it went"
+        )
         return [self._with_zeros(at, summed) for at, summed in enumerate(sums)], bool(marks.any())
 
     def _fill(self, value: float) -> None:
@@ -199,7 +209,9 @@ class GradientSum:
             return summed
         assert self._rows is not None
         assert self._dense is not None
-        return self._dense.index_copy_(0, self._rows, summed)  # the other rows are zero in every shard
+        return self._dense.index_copy_(
+            0, self._rows, summed
+        )  # the other rows are zero in every shard
 
     def _send(self, group: list[int]) -> None:
         sums = [[summed[at] for at in group] for summed in self._sums]
@@ -208,11 +220,15 @@ class GradientSum:
         flat = [_flat(tensors) for tensors in sums]
         if self._ordered:
             own = flat if self.own else []
-            under_way = SumBetween(own, flat[0], self._nodes, self._shards, self._ranks, self._dtype, len(self._sent))
+            under_way = SumBetween(
+                own, flat[0], self._nodes, self._shards, self._ranks, self._dtype, len(self._sent)
+            )
             self._sent.append(self._ranks.in_background(under_way.add))
         else:
             under_way = None
-            self._sent.append(self._ranks.in_background(lambda: self._ranks.reduce(flat[0], self._dtype)))
+            self._sent.append(
+                self._ranks.in_background(lambda: self._ranks.reduce(flat[0], self._dtype))
+            )
         self._under_way.append((under_way, sums[0], flat[0]))
 
     def _finish(self) -> None:
@@ -246,32 +262,48 @@ class SumBetween:
     ) -> None:
         """Begin to give each rank its share. `number` tells sums apart that are under way at the same time."""
         size = into.numel()
-        self._into, self._nodes, self._shards, self._ranks, self._number = into, nodes, shards, ranks, number
+        self._into, self._nodes, self._shards, self._ranks, self._number = (
+            into,
+            nodes,
+            shards,
+            ranks,
+            number,
+        )
         self._shares = [
-            slice(rank * size // ranks.count, (rank + 1) * size // ranks.count) for rank in range(ranks.count)
+            slice(rank * size // ranks.count, (rank + 1) * size // ranks.count)
+            for rank in range(ranks.count)
         ]
         mine = self._shares[ranks.rank]
         self._held = [ranks.sendable(flat.to(dtype)) for flat in own]
         self._buffer = ranks.sendable(into.to(dtype))
         self._incoming = {
-            rank: [self._buffer.new_empty(mine.stop - mine.start) for _ in nodes[rank]] for rank in ranks.others
+            rank: [self._buffer.new_empty(mine.stop - mine.start) for _ in nodes[rank]]
+            for rank in ranks.others
         }
-        outgoing = {rank: [flat[self._shares[rank]] for flat in self._held] for rank in ranks.others}
+        outgoing = {
+            rank: [flat[self._shares[rank]] for flat in self._held] for rank in ranks.others
+        }
         self._wait = ranks.post(outgoing, self._incoming, "gradients", 2 * number + 1)
 
     def add(self) -> None:
         """Add up this rank's share as soon as it is there, and begin to give it to the others."""
         self._wait()
         ranks, mine, dtype = self._ranks, self._shares[self._ranks.rank], self._into.dtype
-        known = dict(zip(self._nodes[ranks.rank], (flat[mine].to(dtype) for flat in self._held), strict=True))
+        known = dict(
+            zip(self._nodes[ranks.rank], (flat[mine].to(dtype) for flat in self._held), strict=True)
+        )
         own_sum = known[self._nodes[ranks.rank][0]] if known else None
         for rank in ranks.others:
-            known |= zip(self._nodes[rank], (flat.to(dtype) for flat in self._incoming[rank]), strict=True)
+            known |= zip(
+                self._nodes[rank], (flat.to(dtype) for flat in self._incoming[rank]), strict=True
+            )
         total, place = add_in_tree((0, self._shards), known.get, own_sum), self._buffer[mine]
         if total.data_ptr() != place.data_ptr():
             place.copy_(total)
         incoming = {rank: [self._buffer[self._shares[rank]]] for rank in ranks.others}
-        self._wait = ranks.post({rank: [place] for rank in ranks.others}, incoming, "gradients", 2 * self._number + 2)
+        self._wait = ranks.post(
+            {rank: [place] for rank in ranks.others}, incoming, "gradients", 2 * self._number + 2
+        )
 
     def finish(self) -> None:
         """Wait for the shares of the others."""

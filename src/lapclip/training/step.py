@@ -38,7 +38,13 @@ from lapclip.model.pretrained_towers import PretrainedTower
 from lapclip.seeding import derived_seed, generator
 from lapclip.training.head_dropout import HeadDropout
 from lapclip.training.inputs import Inputs, Sent
-from lapclip.training.optimizer import AnyOptimizer, apply_gradients, image_side, is_cheap, patches_seen
+from lapclip.training.optimizer import (
+    AnyOptimizer,
+    apply_gradients,
+    image_side,
+    is_cheap,
+    patches_seen,
+)
 from lapclip.training.precision import LossScale, RoundedCopy
 from lapclip.training.sharded_update import take_by_shards
 
@@ -86,13 +92,19 @@ class Losses(NamedTuple):
 class TrainStep:
     """The model, its optimiser and the device, ready to take batches."""
 
-    def __init__(self, model: CLIP, optimizer: AnyOptimizer, config: TrainConfig, device: Device) -> None:
+    def __init__(
+        self, model: CLIP, optimizer: AnyOptimizer, config: TrainConfig, device: Device
+    ) -> None:
         self.model, self.config, self.device = model, config, device
         self.optimizer: AnyOptimizer = optimizer
         self.ranks: Ranks = ALONE
         """Who shares the work: nobody, while settings are tried."""
         float8 = config.dtype == "float8"
-        self.rounded = None if config.dtype == "float32" else RoundedCopy(model, DTYPES[config.dtype], float8=float8)
+        self.rounded = (
+            None
+            if config.dtype == "float32"
+            else RoundedCopy(model, DTYPES[config.dtype], float8=float8)
+        )
         self.worker = self.rounded.model if self.rounded else model
         """The model that computes: the model itself, or its copy in half precision."""
         self._contrastive = LOSSES[config.loss]
@@ -104,17 +116,25 @@ class TrainStep:
         self._towers = device.side_by_side(at_once="graph" in config.compile)
         self.boundaries = {tower: boundary(model, tower) for tower in ("image", "text")}
         """The first block of each tower that learns: where features enter."""
-        names, self._parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
+        names, self._parameters = zip(
+            *((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True
+        )
         self.learnt_in_towers = [
-            p for n, p in zip(names, self._parameters, strict=True) if n.startswith(("image.", "text."))
+            p
+            for n, p in zip(names, self._parameters, strict=True)
+            if n.startswith(("image.", "text."))
         ]
         """What learns in the towers. The rest, such as the scale, has its gradient from the loss alone."""
         part_of_name = parts_of(model)
         parts = [part_of_name[name] for name in names]
         self.parts = list(dict.fromkeys(parts))
-        self._part_index = torch.tensor([self.parts.index(part) for part in parts], device=device.torch)
+        self._part_index = torch.tensor(
+            [self.parts.index(part) for part in parts], device=device.torch
+        )
 
-    def __call__(self, batch: Batch | Sent, step: int, lr: float, watch: Stopwatch) -> Callable[[], StepMetrics]:
+    def __call__(
+        self, batch: Batch | Sent, step: int, lr: float, watch: Stopwatch
+    ) -> Callable[[], StepMetrics]:
         """Update the model. The function returned reads the metrics: at once, that would make a device wait."""
         with ExitStack() as receiving:
             with watch.phase("transfer"):
@@ -164,10 +184,18 @@ class TrainStep:
             boxes_B5=self._boxes(batch, step),
             side=image_side(cheap, config, self.model.shape),
             lengths=self._lengths(batch.lengths_B, batch.tokens_BL.shape[1]),
-            image_features=None if batch.image_features is None else torch.from_numpy(batch.image_features),
-            text_features=None if batch.text_features is None else torch.from_numpy(batch.text_features),
-            teacher_image=None if batch.teacher_image is None else torch.from_numpy(batch.teacher_image),
-            teacher_text=None if batch.teacher_text is None else torch.from_numpy(batch.teacher_text),
+            image_features=None
+            if batch.image_features is None
+            else torch.from_numpy(batch.image_features),
+            text_features=None
+            if batch.text_features is None
+            else torch.from_numpy(batch.text_features),
+            teacher_image=None
+            if batch.teacher_image is None
+            else torch.from_numpy(batch.teacher_image),
+            teacher_text=None
+            if batch.teacher_text is None
+            else torch.from_numpy(batch.teacher_text),
             words_BV=None if batch.words_BV is None else torch.from_numpy(batch.words_BV),
         )
         drawn = self._dropout.draw(len(batch.tokens_BL), step) | self._phrases(batch, step)
@@ -180,17 +208,29 @@ class TrainStep:
 
     def _dealt(self, inputs: Inputs, batch: Batch) -> Inputs:
         """A batch in the order of its shards. All draws were made for the batch before."""
-        dealt, lengths_B, longest = batch.dealt(self._shards), batch.lengths_B, inputs.tokens_BL.shape[1]
-        lengths = [self._lengths(None if lengths_B is None else lengths_B[rows], longest) for rows in dealt]
+        dealt, lengths_B, longest = (
+            batch.dealt(self._shards),
+            batch.lengths_B,
+            inputs.tokens_BL.shape[1],
+        )
+        lengths = [
+            self._lengths(None if lengths_B is None else lengths_B[rows], longest) for rows in dealt
+        ]
         ordered = replace(inputs, own_shards=batch.own_shards)
         if len(dealt) > 1:
             ordered = ordered.in_order(torch.from_numpy(np.concatenate(dealt)))
-        return replace(ordered, lengths=(), shards=tuple(map(len, dealt)), shard_lengths=tuple(lengths))
+        return replace(
+            ordered, lengths=(), shards=tuple(map(len, dealt)), shard_lengths=tuple(lengths)
+        )
 
     def _phrases(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """What there is of phrases, by the names that `Inputs` has for it."""
         names = ("phrase_tokens_BL", "phrase_positives_BB", "phrase_features")
-        found = {name: torch.from_numpy(value) for name in names if (value := getattr(batch, name)) is not None}
+        found = {
+            name: torch.from_numpy(value)
+            for name in names
+            if (value := getattr(batch, name)) is not None
+        }
         return found | (self._dropout.draw_for_phrases(len(batch.tokens_BL), step) if found else {})
 
     def set_learning_rate(self, lr: float) -> None:
@@ -209,7 +249,11 @@ class TrainStep:
         if inputs.shards:
             losses = take_by_shards(self, inputs, watch)
         else:
-            losses = self._in_micro_batches(inputs, watch) if self.is_cut(inputs) else self._whole(inputs, watch)
+            losses = (
+                self._in_micro_batches(inputs, watch)
+                if self.is_cut(inputs)
+                else self._whole(inputs, watch)
+            )
         with watch.phase("optimizer"):
             grad_norm, part_norms = self._gradient_norms()
             scalars = self._scalars(losses, grad_norm)
@@ -251,8 +295,12 @@ class TrainStep:
         inputs = inputs.each(lambda tensor: tensor[:pairs]).on(self.device)
         if self.rounded:
             self.rounded.refresh()
-        embeddings = self.encode(replace(inputs, lengths=lengths), Stopwatch(self.device.synchronise, on=False))
-        torch.autograd.backward(embeddings, [torch.ones_like(embedding) for embedding in embeddings])
+        embeddings = self.encode(
+            replace(inputs, lengths=lengths), Stopwatch(self.device.synchronise, on=False)
+        )
+        torch.autograd.backward(
+            embeddings, [torch.ones_like(embedding) for embedding in embeddings]
+        )
         if self.rounded:
             self.rounded.hand_over()
         self.optimizer.zero_grad(set_to_none=True)
@@ -267,7 +315,9 @@ class TrainStep:
         with watch.phase("preprocess"):
             pixels_BCSS = self._view_images(inputs) if inputs.image_features is None else None
         with watch.phase("forward"), self._dropout.applied(inputs.tensors()):
-            pairs = self._towers(lambda: self._encode_image(inputs, pixels_BCSS), lambda: self._encode_text(inputs))
+            pairs = self._towers(
+                lambda: self._encode_image(inputs, pixels_BCSS), lambda: self._encode_text(inputs)
+            )
         phrases = inputs.of_phrases()
         if phrases is None:
             return pairs
@@ -283,13 +333,19 @@ class TrainStep:
     def _encode_text(self, inputs: Inputs) -> Tensor:
         """Embeddings of captions. They come sorted by length, so a chunk of them needs little padding."""
         if inputs.text_features is not None:
-            return self.worker.finish_text(inputs.text_features, inputs.tokens_BL, self.boundaries["text"])
+            return self.worker.finish_text(
+                inputs.text_features, inputs.tokens_BL, self.boundaries["text"]
+            )
         if not inputs.lengths:
             return self.worker.encode_text(inputs.tokens_BL)
         chunks = zip(inputs.tokens_BL.chunk(len(inputs.lengths)), inputs.lengths, strict=True)
         text = self.worker.text
-        if isinstance(text, PretrainedTower):  # its head takes all rows at once, as what it leaves out was drawn
-            features_BF = torch.cat([text.begin(chunk[:, :length], text.depth) for chunk, length in chunks])
+        if isinstance(
+            text, PretrainedTower
+        ):  # its head takes all rows at once, as what it leaves out was drawn
+            features_BF = torch.cat(
+                [text.begin(chunk[:, :length], text.depth) for chunk, length in chunks]
+            )
             return self.worker.finish_text(features_BF, inputs.tokens_BL, text.depth)
         return torch.cat([self.worker.encode_text(chunk[:, :length]) for chunk, length in chunks])
 
@@ -297,7 +353,9 @@ class TrainStep:
         """On the CPU captions that are computed at once are cut in chunks; elsewhere more launches would cost more, and
         a compiler wants few shapes."""
         config = self.config
-        whole = not self.device.of("text").is_cpu or config.micro_batch or "compiled" in config.compile
+        whole = (
+            not self.device.of("text").is_cpu or config.micro_batch or "compiled" in config.compile
+        )
         if whole or lengths_B is None or len(lengths_B) < 2 * TEXT_CHUNKS * LEAST_CHUNK:
             return ()
         found = [int(chunk.max()) for chunk in torch.from_numpy(lengths_B).chunk(TEXT_CHUNKS)]
@@ -306,8 +364,13 @@ class TrainStep:
     def _view_images(self, inputs: Inputs) -> Tensor:
         """The images as the tower sees them; made on the CPU where the device would get them wrong."""
         device, shape = self.device.of("image"), self.model.shape
-        dtype, whole = DTYPES[self.config.dtype], inputs.boxes_B5 is None and inputs.side == inputs.pixels_BSSC.shape[1]
-        ours = whole and self.config.linear == "triton" and not shape.image_from  # foreign networks round by themselves
+        dtype, whole = (
+            DTYPES[self.config.dtype],
+            inputs.boxes_B5 is None and inputs.side == inputs.pixels_BSSC.shape[1],
+        )
+        ours = (
+            whole and self.config.linear == "triton" and not shape.image_from
+        )  # foreign networks round by themselves
         if ours and has_triton(device.torch, dtype):
             from lapclip.model import triton_kernels
 
@@ -316,35 +379,53 @@ class TrainStep:
         if device.trusted("crops"):
             return view(normalise(inputs.pixels_BSSC, shape), inputs.boxes_B5, inputs.side)
         there = inputs.each(Tensor.cpu)
-        return view(normalise(there.pixels_BSSC, shape), there.boxes_B5, there.side).to(device.torch)
+        return view(normalise(there.pixels_BSSC, shape), there.boxes_B5, there.side).to(
+            device.torch
+        )
 
-    def loss(self, inputs: Inputs, image_BE: Tensor, text_BE: Tensor, phrase_BE: Tensor | None = None) -> Losses:
+    def loss(
+        self, inputs: Inputs, image_BE: Tensor, text_BE: Tensor, phrase_BE: Tensor | None = None
+    ) -> Losses:
         """The loss in its parts."""
         scale, bias, judge = self.model.logit_scale.exp(), self.model.logit_bias, self._contrastive
         smoothing = self.config.label_smoothing
-        loss, logits_BB = contrastive_loss(image_BE, text_BE, scale, inputs.positives_BB, bias, judge, smoothing)
+        loss, logits_BB = contrastive_loss(
+            image_BE, text_BE, scale, inputs.positives_BB, bias, judge, smoothing
+        )
         taught = words = torch.zeros_like(loss)
         phrases = None
         if phrase_BE is not None and inputs.phrase_positives_BB is not None:
             positives_BB = inputs.phrase_positives_BB
-            phrases, _ = contrastive_loss(image_BE, phrase_BE, scale, positives_BB, bias, judge, smoothing)
+            phrases, _ = contrastive_loss(
+                image_BE, phrase_BE, scale, positives_BB, bias, judge, smoothing
+            )
         if inputs.teacher_image is not None and inputs.teacher_text is not None:
             taught = distillation_loss(image_BE, text_BE, inputs.teacher_image, inputs.teacher_text)
             loss = (1 - self.config.teacher_weight) * loss + self.config.teacher_weight * taught
-        learnt = loss if phrases is None else (1 - self.config.phrases) * loss + self.config.phrases * phrases
+        learnt = (
+            loss
+            if phrases is None
+            else (1 - self.config.phrases) * loss + self.config.phrases * phrases
+        )
         if inputs.words_BV is not None and self.model.word_embedding is not None:
             words_VE = self.model.word_embedding
-            words = word_loss(image_BE, words_VE, inputs.words_BV) + word_loss(text_BE, words_VE, inputs.words_BV)
+            words = word_loss(image_BE, words_VE, inputs.words_BV) + word_loss(
+                text_BE, words_VE, inputs.words_BV
+            )
             learnt = learnt + self.config.word_weight * words
         accuracies = batch_accuracy(logits_BB, inputs.positives_BB)
         return Losses(learnt, loss, taught.detach(), phrases, words.detach(), accuracies)
 
-    def loss_of_rows(self, inputs: Inputs, rows: slice, image_BE: Tensor, text_BE: Tensor) -> Losses:
+    def loss_of_rows(
+        self, inputs: Inputs, rows: slice, image_BE: Tensor, text_BE: Tensor
+    ) -> Losses:
         """What some rows of a batch add to its loss, in its parts."""
         scale, bias = self.model.logit_scale.exp(), self.model.logit_bias
         judge, smoothing = self._contrastive, self.config.label_smoothing
         positives_BB = inputs.positives_BB
-        loss, *both = contrastive_loss_of_rows(image_BE, text_BE, rows, scale, positives_BB, bias, judge, smoothing)
+        loss, *both = contrastive_loss_of_rows(
+            image_BE, text_BE, rows, scale, positives_BB, bias, judge, smoothing
+        )
         none = torch.zeros_like(loss.detach())
         return Losses(loss, loss, none, None, none, accuracy_of_rows(*both))
 
@@ -363,7 +444,9 @@ class TrainStep:
         each embedding; then the towers run again, a micro-batch at a time, and carry those gradients to the weights.
         """
         with torch.no_grad():
-            encoded = [self.encode(micro_batch, watch) for micro_batch in self.micro_batches(inputs)]
+            encoded = [
+                self.encode(micro_batch, watch) for micro_batch in self.micro_batches(inputs)
+            ]
         embeddings = [torch.cat(side).requires_grad_() for side in zip(*encoded, strict=True)]
         losses = self.take_loss(inputs, embeddings, watch)
         self.carry(inputs, gradients_of(embeddings), watch)
@@ -389,8 +472,12 @@ class TrainStep:
         last backward pass, and takes over its gradients itself, those of the rounded copy too
         (`sharded_update.handing_on`)."""
         micro_batches = list(self.micro_batches(inputs))
-        by_micro_batch = zip(*(gradient.split(self.config.micro_batch) for gradient in gradients), strict=True)
-        for at, (micro_batch, its_gradients) in enumerate(zip(micro_batches, by_micro_batch, strict=True), 1):
+        by_micro_batch = zip(
+            *(gradient.split(self.config.micro_batch) for gradient in gradients), strict=True
+        )
+        for at, (micro_batch, its_gradients) in enumerate(
+            zip(micro_batches, by_micro_batch, strict=True), 1
+        ):
             its_embeddings = self.encode(micro_batch, watch)
             around = around_last if at == len(micro_batches) else None
             with watch.phase("backward"), around or nullcontext():
@@ -422,7 +509,11 @@ class TrainStep:
     def _by_part(self, norms: Tensor) -> tuple[Tensor, Tensor]:
         """The same from the length of the gradient of each parameter."""
         squares = (norms if self.loss_scale is None else norms / self.loss_scale.scale) ** 2
-        part_norms = torch.zeros(len(self.parts), device=squares.device).index_add_(0, self._part_index, squares).sqrt()
+        part_norms = (
+            torch.zeros(len(self.parts), device=squares.device)
+            .index_add_(0, self._part_index, squares)
+            .sqrt()
+        )
         return squares.sum().sqrt(), part_norms
 
     def _optimize(self, grad_norm: Tensor) -> None:
@@ -430,7 +521,9 @@ class TrainStep:
         self.touched = True
         overflowed = ~grad_norm.isfinite() if self.loss_scale is not None else None
         assert isinstance(self.optimizer, torch.optim.Optimizer)
-        apply_gradients(self.optimizer, self._gradients(), self.device, self._divisor(grad_norm), overflowed)
+        apply_gradients(
+            self.optimizer, self._gradients(), self.device, self._divisor(grad_norm), overflowed
+        )
         if self.loss_scale is not None and overflowed is not None:
             self.loss_scale.update(overflowed)
 
@@ -468,7 +561,12 @@ class TrainStep:
         if count == patches:
             return None
         draw = torch.Generator().manual_seed(derived_seed(self.config.seed, "patches", step))
-        return torch.rand(batch_size, patches, generator=draw).argsort(dim=1)[:, :count].sort(dim=1).values
+        return (
+            torch.rand(batch_size, patches, generator=draw)
+            .argsort(dim=1)[:, :count]
+            .sort(dim=1)
+            .values
+        )
 
 
 def gradients_of(leaves: Sequence[Tensor]) -> list[Tensor]:

@@ -47,7 +47,9 @@ class Teacher(Protocol):
         """Whether a run that recorded this digest had this teacher."""
         ...
 
-    def embed(self, config: DataConfig, pairs: Pairs, progress: DataProgress | None) -> tuple[np.ndarray, np.ndarray]:
+    def embed(
+        self, config: DataConfig, pairs: Pairs, progress: DataProgress | None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Unit-length rows for all images (N, D) and for all captions (M, D)."""
         ...
 
@@ -69,19 +71,27 @@ class TeacherModel:
     def _former_digest(self) -> str:
         """What runs of earlier releases recorded, whose shapes said less."""
         description = self._embedder.description()
-        description["model"] = {name: value for name, value in description["model"].items() if name not in SINCE}
+        description["model"] = {
+            name: value for name, value in description["model"].items() if name not in SINCE
+        }
         digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
         for name, tensor in self._embedder.model.state_dict().items():
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
 
-    def embed(self, config: DataConfig, pairs: Pairs, progress: DataProgress | None) -> tuple[np.ndarray, np.ndarray]:
+    def embed(
+        self, config: DataConfig, pairs: Pairs, progress: DataProgress | None
+    ) -> tuple[np.ndarray, np.ndarray]:
         report = progress or (lambda done, total, what="", /: None)
         pixels = load_as_seen(config, pairs, View.of(self._embedder.model.shape), progress)
-        image_ND = self._embedder.encode_pixels(pixels, lambda done, total: report(done, total, IMAGES))
+        image_ND = self._embedder.encode_pixels(
+            pixels, lambda done, total: report(done, total, IMAGES)
+        )
         captions, which, _ = distinct_captions(pairs)
-        text_MD = self._embedder.encode_text(captions, lambda done, total: report(done, total, CAPTIONS))
+        text_MD = self._embedder.encode_text(
+            captions, lambda done, total: report(done, total, CAPTIONS)
+        )
         return image_ND, text_MD[which]
 
 
@@ -96,7 +106,8 @@ class TeacherFile:
                 missing = [name for name in (*NAMES, *TABLES) if name not in file]
                 if missing:
                     raise DataError(
-                        f"{path} has no array {missing[0]}; it has {', '.join(file) or 'none'}.", hint=HOW_TO_MAKE
+                        f"{path} has no array {missing[0]}; it has {', '.join(file) or 'none'}.",
+                        hint=HOW_TO_MAKE,
                     )
                 self._names = {name: [str(one) for one in file[name]] for name in NAMES}
                 self._tables = {name: file[name] for name in TABLES}
@@ -104,14 +115,22 @@ class TeacherFile:
             raise DataError(f"There is no file {path}.", hint=HOW_TO_MAKE) from None
         except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
             # Names saved as Python objects would have to be unpickled, which runs code.
-            why = "its names are pickled; np.array(names, dtype=str) is not" if "pickle" in str(error) else ""
-            raise DataError(f"{path} cannot be read: {why or first_line(error)}.", hint=HOW_TO_MAKE) from None
+            why = (
+                "its names are pickled; np.array(names, dtype=str) is not"
+                if "pickle" in str(error)
+                else ""
+            )
+            raise DataError(
+                f"{path} cannot be read: {why or first_line(error)}.", hint=HOW_TO_MAKE
+            ) from None
         self._check()
 
     def has_digest(self, recorded: str) -> bool:
         return recorded == self.digest
 
-    def embed(self, config: DataConfig, pairs: Pairs, progress: DataProgress | None) -> tuple[np.ndarray, np.ndarray]:
+    def embed(
+        self, config: DataConfig, pairs: Pairs, progress: DataProgress | None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Unit-length rows for all images and for all captions."""
         if not pairs.names:
             raise DataError(
@@ -119,7 +138,9 @@ class TeacherFile:
                 hint="--teacher with a model",
             )
         captions = [caption for options in pairs.captions for caption in options]
-        return self._rows("pictures", "image", pairs.names), self._rows("captions", "text", captions)
+        return self._rows("pictures", "image", pairs.names), self._rows(
+            "captions", "text", captions
+        )
 
     def _rows(self, names: str, table: str, rows_for: Sequence[str]) -> np.ndarray:
         rows_by_name = {name: at for at, name in enumerate(self._names[names])}
@@ -148,7 +169,8 @@ class TeacherFile:
             if len(bad):
                 name = printable(self._names[names][bad[0]])
                 raise DataError(
-                    f'{self._path}: the row of `{table}` for "{name}" is zero or no number.', hint=HOW_TO_MAKE
+                    f'{self._path}: the row of `{table}` for "{name}" is zero or no number.',
+                    hint=HOW_TO_MAKE,
                 )
         widths = [self._tables[table].shape[1] for table in TABLES]
         if widths[0] != widths[1]:
@@ -187,7 +209,8 @@ def open_teacher(config: Config) -> Teacher | None:
         return TeacherModel(load_torch(which_model(name).path, config.train.device))
     except LapclipError as error:
         raise ConfigError(
-            f"The teacher cannot be used. {error.message}", hint=error.hint or "--teacher with a run or a model"
+            f"The teacher cannot be used. {error.message}",
+            hint=error.hint or "--teacher with a run or a model",
         ) from error
 
 
@@ -200,7 +223,9 @@ def compute_teacher_embeddings(
         return found
     rows = teacher.embed(config.data, data.train, progress)
     for array, path in zip(
-        fit_width(*rows, config.model.embedding), teacher_paths(teacher.digest, config, data), strict=True
+        fit_width(*rows, config.model.embedding),
+        teacher_paths(teacher.digest, config, data),
+        strict=True,
     ):
         write_array(path, [array], array.shape, np.dtype(np.float32))
     made = cached_teacher_embeddings(teacher.digest, config, data)
@@ -208,7 +233,9 @@ def compute_teacher_embeddings(
     return made
 
 
-def cached_teacher_embeddings(digest: str, config: Config, data: DataSet) -> TeacherEmbeddings | None:
+def cached_teacher_embeddings(
+    digest: str, config: Config, data: DataSet
+) -> TeacherEmbeddings | None:
     """The embeddings of the training pairs by the teacher of that digest, where the cache has them."""
     image_NE, text_ME = (read_array(path) for path in teacher_paths(digest, config, data))
     if image_NE is None or text_ME is None:
@@ -229,14 +256,20 @@ def restore_teacher_embeddings(
     try:
         teacher = open_teacher(config)
     except ConfigError as error:
-        raise RunError(f"The cache no longer has what the teacher made. {error.message}", hint=hint) from error
+        raise RunError(
+            f"The cache no longer has what the teacher made. {error.message}", hint=hint
+        ) from error
     assert teacher is not None
     if not teacher.has_digest(digest):
-        raise RunError(f"{config.train.teacher} is not the teacher that the run began with.", hint=hint)
+        raise RunError(
+            f"{config.train.teacher} is not the teacher that the run began with.", hint=hint
+        )
     return compute_teacher_embeddings(teacher, config, data, progress)
 
 
-def fit_width(image_ND: np.ndarray, text_MD: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+def fit_width(
+    image_ND: np.ndarray, text_MD: np.ndarray, width: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Embeddings of another width, still of unit length, with similarities as near as can be: wider ones are turned to
     their main directions, of which the first stay; narrower ones get zeros."""
     given = image_ND.shape[1]
@@ -252,7 +285,9 @@ def fit_width(image_ND: np.ndarray, text_MD: np.ndarray, width: int) -> tuple[np
 
 def unit(rows: np.ndarray) -> np.ndarray:
     """Rows of unit length."""
-    return (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+    return (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)).astype(
+        np.float32
+    )
 
 
 def teacher_paths(digest: str, config: Config, data: DataSet) -> tuple[Path, Path]:

@@ -37,17 +37,35 @@ class TensorBoard:
     def __call__(self, event: Event) -> None:
         match event:
             case events.Step():
-                metrics = {"loss": event.loss, "temperature": event.temperature, "learning rate": event.lr}
-                metrics |= {"accuracy/text to image": event.t2i_accuracy, "accuracy/image to text": event.i2t_accuracy}
-                metrics |= {f"gradient norm/{part}": norm for part, norm in event.grad_norms.items()}
+                metrics = {
+                    "loss": event.loss,
+                    "temperature": event.temperature,
+                    "learning rate": event.lr,
+                }
+                metrics |= {
+                    "accuracy/text to image": event.t2i_accuracy,
+                    "accuracy/image to text": event.i2t_accuracy,
+                }
+                metrics |= {
+                    f"gradient norm/{part}": norm for part, norm in event.grad_norms.items()
+                }
                 metrics |= {"gradient norm": event.grad_norm} if event.grad_norm is not None else {}
                 metrics |= {"logit bias": event.logit_bias} if event.logit_bias is not None else {}
                 self._write(metrics, event.step)
             case events.Evaluation():
-                scores = {name: value for name, value in event.evaluation.items() if isinstance(value, float)}
-                self._write({f"held out/{name}": value for name, value in scores.items()}, event.step)
+                scores = {
+                    name: value
+                    for name, value in event.evaluation.items()
+                    if isinstance(value, float)
+                }
+                self._write(
+                    {f"held out/{name}": value for name, value in scores.items()}, event.step
+                )
             case events.Memory():
-                self._write({"memory/process": event.process_bytes, "memory/peak": event.peak_bytes}, event.step)
+                self._write(
+                    {"memory/process": event.process_bytes, "memory/peak": event.peak_bytes},
+                    event.step,
+                )
             case events.Finished() | events.Stopped() | events.Failed():
                 self._writer.close()
 

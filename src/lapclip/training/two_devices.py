@@ -62,16 +62,22 @@ class AnyHalf(Protocol):
 class SplitStep(TrainStep):
     """Stands in for a TrainStep where each tower has a device of its own."""
 
-    def __init__(self, model: CLIP, optimizer: TowerOptimizers, config: TrainConfig, device: DevicePair) -> None:
+    def __init__(
+        self, model: CLIP, optimizer: TowerOptimizers, config: TrainConfig, device: DevicePair
+    ) -> None:
         super().__init__(model, optimizer, config, device)
         self.halves: dict[str, AnyHalf] = {
             tower: Half(self, tower, optimizer.each[tower], device.of(tower)) for tower in TOWERS
         }
         self._threads = {tower: TowerThread(tower, device) for tower in TOWERS}
-        self._outside = [p for n, p in model.named_parameters() if p.requires_grad and belongs_to(n) == "loss"]
+        self._outside = [
+            p for n, p in model.named_parameters() if p.requires_grad and belongs_to(n) == "loss"
+        ]
         self._optimizer_of_loss = optimizer.each["loss"]
 
-    def __call__(self, batch: Batch | Sent, step: int, lr: float, watch: Stopwatch) -> Callable[[], StepMetrics]:
+    def __call__(
+        self, batch: Batch | Sent, step: int, lr: float, watch: Stopwatch
+    ) -> Callable[[], StepMetrics]:
         """Update the model. The function returned reads the metrics: at once, that would make a device wait."""
         assert isinstance(batch, Batch), "what goes to two devices is not sent ahead"
         with watch.phase("transfer"):
@@ -98,12 +104,17 @@ class SplitStep(TrainStep):
         """The embeddings of a batch, by both towers at once."""
         return self._at_once(watch, lambda half: half.forward(inputs))
 
-    def judge(self, inputs: Inputs, embeddings: Embeddings) -> tuple[Losses, dict[str, list[Tensor]]]:
+    def judge(
+        self, inputs: Inputs, embeddings: Embeddings
+    ) -> tuple[Losses, dict[str, list[Tensor]]]:
         """The loss, with what crosses over for it, and the gradients of each tower's embeddings, on its device."""
         home = self.device.of("loss").torch
         for parameter in self._outside:
             parameter.grad = None
-        leaves = {tower: [one.to(home).detach().requires_grad_() for one in own] for tower, own in embeddings.items()}
+        leaves = {
+            tower: [one.to(home).detach().requires_grad_() for one in own]
+            for tower, own in embeddings.items()
+        }
         losses = self.loss(inputs, *leaves["image"], *leaves["text"])
         self.scaled(losses.learnt).backward()
         return losses, {tower: self._crossed(tower, own) for tower, own in leaves.items()}
@@ -139,12 +150,17 @@ class SplitStep(TrainStep):
         overflowed = ~grad_norm.isfinite() if self.loss_scale is not None else None
         divisor = self._divisor(grad_norm)
         crossed = {
-            tower: [None if found is None else found.to(self.device.of(tower).torch) for found in (divisor, overflowed)]
+            tower: [
+                None if found is None else found.to(self.device.of(tower).torch)
+                for found in (divisor, overflowed)
+            ]
             for tower in TOWERS
         }
         self._at_once(watch, lambda half: half.update(*crossed[half.tower]))
         gradients = [parameter.grad for parameter in self._outside if parameter.grad is not None]
-        apply_gradients(self._optimizer_of_loss, gradients, self.device.of("loss"), divisor, overflowed)
+        apply_gradients(
+            self._optimizer_of_loss, gradients, self.device.of("loss"), divisor, overflowed
+        )
         if self.loss_scale is not None and overflowed is not None:
             self.loss_scale.update(overflowed)
         self.model.hold_temperature()
@@ -161,9 +177,12 @@ class SplitStep(TrainStep):
             return result, time.perf_counter() - began
 
         futures = {
-            tower: self._threads[tower].begin(count, lambda half=half: run(half)) for tower, half in self.halves.items()
+            tower: self._threads[tower].begin(count, lambda half=half: run(half))
+            for tower, half in self.halves.items()
         }
-        wait(futures.values())  # also where one has failed: the other is still at work on what would be thrown away
+        wait(
+            futures.values()
+        )  # also where one has failed: the other is still at work on what would be thrown away
         done = {tower: future.result() for tower, future in futures.items()}
         if watch.on:
             watch.add_towers({tower: seconds for tower, (_, seconds) in done.items()})
@@ -171,7 +190,11 @@ class SplitStep(TrainStep):
 
     def alone(self, tower: str, work: Callable[[AnyHalf], Result]) -> Result:
         """Let one tower do something in its thread while the other rests."""
-        return self._threads[tower].begin(torch.get_num_threads(), lambda: work(self.halves[tower])).result()
+        return (
+            self._threads[tower]
+            .begin(torch.get_num_threads(), lambda: work(self.halves[tower]))
+            .result()
+        )
 
 
 class TowerThread:
@@ -199,11 +222,15 @@ class TowerThread:
 class Half:
     """A tower with its weights and its optimiser, at work on its own device, in whatever thread asks it."""
 
-    def __init__(self, step: SplitStep, tower: str, optimizer: torch.optim.AdamW, device: Device) -> None:
+    def __init__(
+        self, step: SplitStep, tower: str, optimizer: torch.optim.AdamW, device: Device
+    ) -> None:
         self.tower, self.device = tower, device
         self._step, self._optimizer = step, optimizer
         self._parameters = [
-            p for name, p in step.model.named_parameters() if p.requires_grad and belongs_to(name) == tower
+            p
+            for name, p in step.model.named_parameters()
+            if p.requires_grad and belongs_to(name) == tower
         ]
         self._with_graph: tuple[Tensor, ...] | None = None
 
@@ -216,7 +243,10 @@ class Half:
             self._step.rounded.refresh(self._parameters)
         if self._step.is_cut(inputs):
             with torch.no_grad():
-                found = [self._step.encode_tower(self.tower, part) for part in self._step.micro_batches(inputs)]
+                found = [
+                    self._step.encode_tower(self.tower, part)
+                    for part in self._step.micro_batches(inputs)
+                ]
             return tuple(map(torch.cat, zip(*found, strict=True)))
         self._with_graph = self._step.encode_tower(self.tower, inputs)
         return tuple(embedding.detach() for embedding in self._with_graph)
@@ -224,8 +254,12 @@ class Half:
     def backward(self, inputs: Inputs, gradients: Sequence[Tensor]) -> Tensor:
         """Carry the gradients of the embeddings to the weights; the length of each weight's comes back."""
         if self._step.is_cut(inputs):
-            by_micro_batch = zip(*(each.split(self._step.config.micro_batch) for each in gradients), strict=True)
-            for part, its_gradients in zip(self._step.micro_batches(inputs), by_micro_batch, strict=True):
+            by_micro_batch = zip(
+                *(each.split(self._step.config.micro_batch) for each in gradients), strict=True
+            )
+            for part, its_gradients in zip(
+                self._step.micro_batches(inputs), by_micro_batch, strict=True
+            ):
                 self._carry(self._step.encode_tower(self.tower, part), its_gradients)
         else:
             embeddings, self._with_graph = self._with_graph, None

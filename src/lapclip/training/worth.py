@@ -103,12 +103,20 @@ class Worth:
     def step_seconds(self, halved: bool = False, batch: float = 1.0) -> float:
         """A step together; `batch` is how many times as large the batch is. Gradients travel while the last shard is
         carried back, but for the work that this takes of the same cores, or after it."""
-        computed = max(each * n for each, n in zip(self.shard_seconds, self.shards, strict=True)) * batch
-        last = BACKWARD * max(each for each, n in zip(self.shard_seconds, self.shards, strict=True) if n) * batch
+        computed = (
+            max(each * n for each, n in zip(self.shard_seconds, self.shards, strict=True)) * batch
+        )
+        last = (
+            BACKWARD
+            * max(each for each, n in zip(self.shard_seconds, self.shards, strict=True) if n)
+            * batch
+        )
         exchanged = self.exchange_seconds(halved)
         work = exchanged * self.cpu_share if self.overlaps else exchanged
         embedded = self.embedding_bytes * batch / self.bytes_per_second + 2 * self.latency
-        return computed + work + max(0.0, exchanged - work - last) + embedded + self.optimizer_seconds
+        return (
+            computed + work + max(0.0, exchanged - work - last) + embedded + self.optimizer_seconds
+        )
 
     def pays_from(self) -> float | None:
         """How many times as large a batch has to be for it to be worth a second machine; None if none is."""
@@ -156,7 +164,9 @@ def deal_by_speed(seconds: list[float], shards: int) -> list[int]:
     return dealt if by_speed * UNEQUAL < by_number else equal
 
 
-def measure_together(step: TrainStep, batch: Batch, train: TrainConfig, device: Device, ranks: Ranks) -> Worth:
+def measure_together(
+    step: TrainStep, batch: Batch, train: TrainConfig, device: Device, ranks: Ranks
+) -> Worth:
     """Time machines and link, deal the shards, and predict. All ranks do this together, and find the same."""
     shards = train.shards or ranks.count
     pairs = len(batch.tokens_BL)
@@ -165,7 +175,9 @@ def measure_together(step: TrainStep, batch: Batch, train: TrainConfig, device: 
     if ranks.writes:
         whole = _if_it_fits(lambda: _pass_seconds(step, batch, pairs, train, device), own * shards)
         optimizer = _if_it_fits(lambda: _optimizer_seconds(step, train, device), 0.0)
-    shard_seconds = ranks.gathered(torch.tensor([own], dtype=torch.float64), [1] * ranks.count, "speed").tolist()
+    shard_seconds = ranks.gathered(
+        torch.tensor([own], dtype=torch.float64), [1] * ranks.count, "speed"
+    ).tolist()
     link = measure_link(ranks, device)
     dealt = deal_by_speed(shard_seconds, shards) if train.shards else [1] * ranks.count
     numbers = exchanged_numbers(step, batch)
@@ -188,7 +200,11 @@ def measure_together(step: TrainStep, batch: Batch, train: TrainConfig, device: 
     equal = max(found.shards) - min(found.shards) <= 1
     reason = f"{'equally' if equal else 'by speed'}: a shard takes the ranks {speeds}"
     cores = f"the link keeps a core busy for {found.cpu_share:.0%} of an exchange"
-    travels = "while others are computed" if found.overlaps else "when all are there, because no core is left for it"
+    travels = (
+        "while others are computed"
+        if found.overlaps
+        else "when all are there, because no core is left for it"
+    )
     return Worth(
         **asdict(found)
         | {
@@ -230,10 +246,14 @@ def _exchange(ranks: Ranks, device: Device, numbers: int) -> tuple[float, float]
     return time.perf_counter() - began, time.process_time() - worked
 
 
-def _pass_seconds(step: TrainStep, batch: Batch, pairs: int, train: TrainConfig, device: Device) -> float:
+def _pass_seconds(
+    step: TrainStep, batch: Batch, pairs: int, train: TrainConfig, device: Device
+) -> float:
     """Seconds that some pairs take through the towers and back, in micro-batches where the run has them."""
     images = batch.pixels_BSSC if batch.image_features is None else batch.image_features
-    at_once = min(pairs, train.micro_batch or pairs, len(images))  # a rank may have those of its own shards alone
+    at_once = min(
+        pairs, train.micro_batch or pairs, len(images)
+    )  # a rank may have those of its own shards alone
     seconds = _timed(lambda: step.rehearse(batch, at_once), device) * pairs / at_once
     again = 0 < train.micro_batch < len(batch.tokens_BL)  # gradient caching goes forward twice
     return seconds * (2 - BACKWARD if again else 1)
@@ -256,7 +276,9 @@ def _timed(task: Callable[[], object], device: Device) -> float:
         task()
         device.synchronise()
         seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds[1:] or seconds)  # the first is slower, which shows where it is short
+    return statistics.median(
+        seconds[1:] or seconds
+    )  # the first is slower, which shows where it is short
 
 
 def _optimizer_seconds(step: TrainStep, train: TrainConfig, device: Device) -> float:

@@ -19,7 +19,15 @@ from lapclip.errors import ConfigError, first_line
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.timing import WORTH, in_turns
-from lapclip.model.kernels import attention, has_onednn, has_triton, linear, linear_gelu, mlp, residual_norm
+from lapclip.model.kernels import (
+    attention,
+    has_onednn,
+    has_triton,
+    linear,
+    linear_gelu,
+    mlp,
+    residual_norm,
+)
 from lapclip.paths import CacheFile
 
 CACHE = CacheFile("kernels.json")
@@ -28,7 +36,10 @@ KERNELS = ("image_attention", "text_attention", "linear")
 
 REVISION = 2
 """Of what is timed: choices that were made by another timing are made again."""
-NEEDS = {"onednn": "the CPU, and a build of torch with oneDNN", "triton": "CUDA, Triton and half precision"}
+NEEDS = {
+    "onednn": "the CPU, and a build of torch with oneDNN",
+    "triton": "CUDA, Triton and half precision",
+}
 """What forms need that cannot be had everywhere."""
 ROUNDS = 5
 SECONDS = 4.0
@@ -73,7 +84,11 @@ def choose_kernels(
         choices, reasons = {}, {}
         for tower in sorted(("image", "text"), key=lambda tower: device.of(tower).is_cpu):
             alone, names = device.of(tower), (f"{tower}_attention", "linear")
-            not_there = [name for name in KERNELS if getattr(train, name) not in forms_here(name, alone, train.dtype)]
+            not_there = [
+                name
+                for name in KERNELS
+                if getattr(train, name) not in forms_here(name, alone, train.dtype)
+            ]
             asked = replace(train, **dict.fromkeys(not_there, AUTO))
             options = {"anew": anew, "remember": remember, "seconds": seconds}
             own, why = choose_kernels(model, asked, caption_tokens, alone, **options)
@@ -85,7 +100,9 @@ def choose_kernels(
     batch = min(train.batch_size, train.micro_batch or train.batch_size)
     all_patches = (model.image_size // model.patch) ** 2
     patches = max(1, round(all_patches * (1 - train.patch_dropout)))
-    text = Sizes(caption_tokens, model.text_width, model.text_heads, model.text_hidden, model.context)
+    text = Sizes(
+        caption_tokens, model.text_width, model.text_heads, model.text_hidden, model.context
+    )
     image = Sizes(
         model.class_tokens + patches,
         model.image_width,
@@ -99,7 +116,9 @@ def choose_kernels(
     operations = {
         "image_attention": _attention(image, causal=False),
         "text_attention": _attention(text, causal=causal),
-        "linear": _linear((image, text), all_layers="onednn" in forms_here("linear", device, train.dtype)),
+        "linear": _linear(
+            (image, text), all_layers="onednn" in forms_here("linear", device, train.dtype)
+        ),
     }
     # A form may be other kernels for longer sequences, which the run meets later.
     longest = {
@@ -119,7 +138,9 @@ def choose_kernels(
             choice = None if anew else _remembered(key, forms)
             if choice is None:
                 stored = remember() if stored is None else stored
-                choice = _fastest(operation, batch, forms, train.dtype, device, seconds, longest.get(name))
+                choice = _fastest(
+                    operation, batch, forms, train.dtype, device, seconds, longest.get(name)
+                )
                 if stored:
                     CACHE.write(key, choice)
         choices[name], reasons[f"train.{name}"] = choice
@@ -146,7 +167,9 @@ def check_kernels(train: TrainConfig, device: Device) -> None:
         computing = (device,)
         if isinstance(device, DevicePair):
             computing = device.each if name == "linear" else (device.of(name.partition("_")[0]),)
-        if asked != AUTO and not any(asked in forms_here(name, found, train.dtype) for found in computing):
+        if asked != AUTO and not any(
+            asked in forms_here(name, found, train.dtype) for found in computing
+        ):
             raise ConfigError(
                 f"train.{name} {asked} cannot be had on {device.kind} in {train.dtype}: it needs {NEEDS[asked]}.",
                 hint=f"--set train.{name}=auto",
@@ -162,15 +185,20 @@ Operation = Callable[[int, torch.device, torch.dtype], Run]
 def _attention(sizes: Sizes, *, causal: bool) -> Operation:
     def make(batch: int, device: torch.device, dtype: torch.dtype) -> Run:
         qkv_BLD, grad_BLD = (
-            _numbers((batch, sizes.tokens, width), device, dtype) for width in (3 * sizes.width, sizes.width)
+            _numbers((batch, sizes.tokens, width), device, dtype)
+            for width in (3 * sizes.width, sizes.width)
         )
         bias_D = torch.zeros(3 * sizes.width, device=device, dtype=dtype, requires_grad=True)
 
         def run(form: str) -> list[Tensor]:
-            qkv_BLD.grad = bias_D.grad = None  # as a step does; adding to an old gradient would be timed too
+            qkv_BLD.grad = bias_D.grad = (
+                None  # as a step does; adding to an old gradient would be timed too
+            )
             y_BLD = attention(qkv_BLD, sizes.heads, form, causal=causal, bias=bias_D)
             y_BLD.backward(grad_BLD.detach())
-            if bias_D.grad is None and qkv_BLD.grad is not None:  # what the projection has to do for the other forms
+            if (
+                bias_D.grad is None and qkv_BLD.grad is not None
+            ):  # what the projection has to do for the other forms
                 bias_D.grad = qkv_BLD.grad.sum((0, 1))
             return _results(y_BLD, qkv_BLD, bias_D)
 
@@ -219,11 +247,15 @@ def _linear_added(x: Tensor, weight_OI: Tensor, bias_O: Tensor, added: Tensor, f
     return linear(x, weight_OI, bias_O, form, added)
 
 
-def _norm_and_sum(x: Tensor, weight_D: Tensor, bias_D: Tensor, branch_bias_D: Tensor, form: str) -> Tensor:
+def _norm_and_sum(
+    x: Tensor, weight_D: Tensor, bias_D: Tensor, branch_bias_D: Tensor, form: str
+) -> Tensor:
     """A norm as blocks have it, its branch being a bias alone."""
     normed, x, takes_bias_gradient = residual_norm(x, weight_D, bias_D, 1e-5, branch_bias_D, form)
     branch_bias_D = branch_bias_D if takes_bias_gradient else branch_bias_D.detach()
-    return x + (3 * normed + branch_bias_D.to(x.dtype))  # so that the gradients of norm and residual are two
+    return x + (
+        3 * normed + branch_bias_D.to(x.dtype)
+    )  # so that the gradients of norm and residual are two
 
 
 def _numbers(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -266,14 +298,23 @@ def _fastest(
     if not good:
         return own, "; ".join(rejected.values())
     run = operation(batch, device.torch, DTYPES[dtype])
-    runs: dict[str, Callable[[], object]] = {form: lambda form=form: run(form) for form in (own, *good)}
-    medians = in_turns(_recorded(runs, device), device.synchronise, ROUNDS, seconds, warm_up=2, least_rounds=2)
+    runs: dict[str, Callable[[], object]] = {
+        form: lambda form=form: run(form) for form in (own, *good)
+    }
+    medians = in_turns(
+        _recorded(runs, device), device.synchronise, ROUNDS, seconds, warm_up=2, least_rounds=2
+    )
     best = min(good, key=medians.__getitem__)
     chosen, other = (best, own) if medians[own] > WORTH * medians[best] else (own, best)
-    return chosen, f"{medians[chosen] * 1e3:.1f} ms against {medians[other] * 1e3:.1f} ms {other}, timed here"
+    return (
+        chosen,
+        f"{medians[chosen] * 1e3:.1f} ms against {medians[other] * 1e3:.1f} ms {other}, timed here",
+    )
 
 
-def _recorded(runs: dict[str, Callable[[], object]], device: Device) -> dict[str, Callable[[], object]]:
+def _recorded(
+    runs: dict[str, Callable[[], object]], device: Device
+) -> dict[str, Callable[[], object]]:
     """What replays each, where that can be had: steps are recorded or keep the device busy, so launches are not to
     count."""
     if not device.records_graphs:
@@ -283,7 +324,9 @@ def _recorded(runs: dict[str, Callable[[], object]], device: Device) -> dict[str
         for run in runs.values():
             recorder.warm_up(run)
         return {form: recorder.record(run)[0] for form, run in runs.items()}
-    except Exception:  # one of them cannot be recorded here: then all are timed as they are launched
+    except (
+        Exception
+    ):  # one of them cannot be recorded here: then all are timed as they are launched
         return runs
 
 

@@ -69,11 +69,20 @@ class Compiling:
         return f"compiling {pays} ({times}, {how}{advice})"
 
 
-def time_compiling(workshop: Workshop, setting: Setting, device: Device, before: float, status: Status) -> Compiling:
+def time_compiling(
+    workshop: Workshop, setting: Setting, device: Device, before: float, status: Status
+) -> Compiling:
     """Compile the whole step and time it. Counts only if it computes what the uncompiled step computes."""
     how = "compiled-graph" if device.records_graphs else "compiled"
     if fault := fault_in_compiling(device):
-        return Compiling(how, 0.0, before, before, measured=False, fault=f"nothing can be compiled here ({fault})")
+        return Compiling(
+            how,
+            0.0,
+            before,
+            before,
+            measured=False,
+            fault=f"nothing can be compiled here ({fault})",
+        )
     status("compiling the whole step; this takes a minute or two")
     right = workshop.contender(setting).answer()
     try:
@@ -88,12 +97,16 @@ def time_compiling(workshop: Workshop, setting: Setting, device: Device, before:
     return Compiling(how, cost, before, after, measured=True, fault=fault)
 
 
-def predict_compiling(workshop: Workshop, setting: Setting, device: Device, before: float, left: float) -> Compiling:
+def predict_compiling(
+    workshop: Workshop, setting: Setting, device: Device, before: float, left: float
+) -> Compiling:
     """Compile one block of each tower; the others are alike."""
     how = "compiled-graph" if device.records_graphs else "compiled"
     nothing = Compiling(how, 0.0, before, before, measured=False)
     advice = "lapclip tune --seconds 300 measures compiling"
-    if device.records_graphs:  # blocks timed alone would be timed by their launches, which a recording does not have
+    if (
+        device.records_graphs
+    ):  # blocks timed alone would be timed by their launches, which a recording does not have
         return replace(nothing, fault=f"recorded, so that no time goes into launches; {advice}")
     if workshop.config.model.image_tower == "convolutions":
         return replace(nothing, fault=f"a tower of convolutions is not predicted; {advice}")
@@ -127,7 +140,14 @@ def predict_compiling(workshop: Workshop, setting: Setting, device: Device, befo
         ),
     ):
         compute = Compute(DTYPES[setting.dtype], attention=attention, linear=setting.linear)
-        x_BLD = torch.randn(rows, tokens, width, device=device.torch, dtype=DTYPES[setting.dtype], requires_grad=True)
+        x_BLD = torch.randn(
+            rows,
+            tokens,
+            width,
+            device=device.torch,
+            dtype=DTYPES[setting.dtype],
+            requires_grad=True,
+        )
         seconds = []
         for compiled in (False, True):
             block = Block(width, heads, causal=causal, hidden=hidden, activation=model.activation)
@@ -139,8 +159,12 @@ def predict_compiling(workshop: Workshop, setting: Setting, device: Device, befo
                 block.compile()
             try:
                 first, later = _time_block(block, x_BLD, device)
-            except Exception as error:  # compilers have many ways to fail, and any of them means the same
-                return replace(nothing, fault=f"a block cannot be compiled here ({first_line(error)})")
+            except (
+                Exception
+            ) as error:  # compilers have many ways to fail, and any of them means the same
+                return replace(
+                    nothing, fault=f"a block cannot be compiled here ({first_line(error)})"
+                )
             seconds.append(later)
             cost += layers * first if compiled else 0.0
         saved += layers * (seconds[0] - seconds[1])
@@ -149,5 +173,7 @@ def predict_compiling(workshop: Workshop, setting: Setting, device: Device, befo
 
 def _time_block(block: Block, x_BLD: torch.Tensor, device: Device) -> tuple[float, float]:
     """Seconds of the first pass forward and backward, and of a later one."""
-    first, *later = (timed(lambda: block(x_BLD).sum().backward(), device.synchronise) for _ in range(1 + ROUNDS))
+    first, *later = (
+        timed(lambda: block(x_BLD).sum().backward(), device.synchronise) for _ in range(1 + ROUNDS)
+    )
     return first, statistics.median(later)

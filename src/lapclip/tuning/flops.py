@@ -42,7 +42,9 @@ QUICK_SECONDS = 0.2
 
 def step_products(shape: ModelConfig, batch: int, caption_tokens: int) -> list[Product]:
     """The forward products of a step, as (matrices, m, k, n)."""
-    return [product for own in tower_products(shape, batch, caption_tokens).values() for product in own]
+    return [
+        product for own in tower_products(shape, batch, caption_tokens).values() for product in own
+    ]
 
 
 def tower_products(shape: ModelConfig, batch: int, caption_tokens: int) -> dict[str, list[Product]]:
@@ -50,17 +52,36 @@ def tower_products(shape: ModelConfig, batch: int, caption_tokens: int) -> dict[
     siglip = shape.architecture == "siglip"
     seen = 1.0 if siglip else (caption_tokens + 1) / 2 / caption_tokens
     found: dict[str, list[Product]] = {"image": [], "text": []}
-    text = (shape.text_width, shape.text_layers, shape.text_heads, shape.text_hidden, caption_tokens, seen)
+    text = (
+        shape.text_width,
+        shape.text_layers,
+        shape.text_heads,
+        shape.text_hidden,
+        caption_tokens,
+        seen,
+    )
     towers = {"text": text}
     if shape.image_tower == "convolutions":
         first, *others = convolution_sizes(shape, shape.image_size)
-        found["image"] = [_as_product(first, batch, times=2.0), *(_as_product(size, batch) for size in others)]
+        found["image"] = [
+            _as_product(first, batch, times=2.0),
+            *(_as_product(size, batch) for size in others),
+        ]
         found["image"].append(Product(1, batch, last_width(shape), shape.embedding))
     else:
         patches = (shape.image_size // shape.patch) ** 2
-        found["image"] = [Product(1, batch * patches, 3 * shape.patch**2, shape.image_width, times=2.0)]
+        found["image"] = [
+            Product(1, batch * patches, 3 * shape.patch**2, shape.image_width, times=2.0)
+        ]
         layers, tokens = shape.image_layers + siglip, shape.class_tokens + patches
-        towers["image"] = (shape.image_width, layers, shape.image_heads, shape.image_hidden, tokens, 1.0)
+        towers["image"] = (
+            shape.image_width,
+            layers,
+            shape.image_heads,
+            shape.image_hidden,
+            tokens,
+            1.0,
+        )
     for tower, (width, layers, heads, hidden, tokens, seen) in towers.items():
         products, rows = found[tower], batch * tokens
         for layer in range(layers):
@@ -91,19 +112,26 @@ def tower_products(shape: ModelConfig, batch: int, caption_tokens: int) -> dict[
 def larger_share(shape: ModelConfig, batch: int, caption_tokens: int) -> tuple[str, float]:
     """The tower with more arithmetic, and its share of both's: with a device for each tower, a step is never more than
     one over it times as fast."""
-    work = {tower: operations(own) for tower, own in tower_products(shape, batch, caption_tokens).items()}
+    work = {
+        tower: operations(own)
+        for tower, own in tower_products(shape, batch, caption_tokens).items()
+    }
     larger = max(work, key=work.__getitem__)
     return larger, work[larger] / sum(work.values())
 
 
-def least_seconds(shape: ModelConfig, batch: int, caption_tokens: int, device: Device, dtype: torch.dtype) -> float:
+def least_seconds(
+    shape: ModelConfig, batch: int, caption_tokens: int, device: Device, dtype: torch.dtype
+) -> float:
     """About what the products of a step take on a device; of a pair, the slower tower's, because both compute at
     once."""
     if not isinstance(device, DevicePair):
         products = step_products(shape, batch, caption_tokens)
         return operations(products) / quick_rate(products, device, dtype)
     towers = tower_products(shape, batch, caption_tokens)
-    return max(operations(own) / quick_rate(own, device.of(tower), dtype) for tower, own in towers.items())
+    return max(
+        operations(own) / quick_rate(own, device.of(tower), dtype) for tower, own in towers.items()
+    )
 
 
 def _as_product(size: Size, batch: int, times: float = 3.0) -> Product:
@@ -126,17 +154,23 @@ def quick_rate(products: list[Product], device: Device, dtype: torch.dtype) -> f
     best = 0.0
     for multiply in multipliers(left, device):
         ends = time.perf_counter() + QUICK_SECONDS
-        while best == 0 or time.perf_counter() < ends:  # the first ones find cold caches and sleeping threads
+        while (
+            best == 0 or time.perf_counter() < ends
+        ):  # the first ones find cold caches and sleeping threads
             device.synchronise()
             began = time.perf_counter()
             for _ in range(repeats):
                 multiply(left, right)
             device.synchronise()
-            best = max(best, repeats * 2.0 * rows * product.k * product.n / (time.perf_counter() - began))
+            best = max(
+                best, repeats * 2.0 * rows * product.k * product.n / (time.perf_counter() - began)
+            )
     return best
 
 
-def multipliers(left: torch.Tensor, device: Device) -> list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+def multipliers(
+    left: torch.Tensor, device: Device
+) -> list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
     """Every library our step may use: left times the transposed right."""
     ways: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [lambda a, b: a @ b.mT]
     if left.ndim == 2 and has_onednn(device.torch):

@@ -86,7 +86,10 @@ class Setting:
         """For people: what stands out."""
         where = self.where
         both = isinstance(where, DevicePair)
-        parts = [f"images on {where.image.kind}, captions on {where.text.kind}" if both else self.device, self.dtype]
+        parts = [
+            f"images on {where.image.kind}, captions on {where.text.kind}" if both else self.device,
+            self.dtype,
+        ]
         parts += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.uses_cpu else []
         parts += [f"micro-batches of {self.micro_batch}"] if self.micro_batch else []
         parts += [self.compile] if self.compile != "none" else []
@@ -140,7 +143,15 @@ class Workshop:
 
     def __init__(self, config: Config, batch: Batch) -> None:
         # Without clipping and crops the gradients are a function of weights and pairs alone.
-        plain = replace(config.train, clip_norm=0.0, patch_dropout=0.0, cheap_size=0, crop=1.0, flip=0.0, steps=1)
+        plain = replace(
+            config.train,
+            clip_norm=0.0,
+            patch_dropout=0.0,
+            cheap_size=0,
+            crop=1.0,
+            flip=0.0,
+            steps=1,
+        )
         self.config, self.batch = replace(config, train=plain), batch
         self._model = CLIP(config.model, seed=0)
         initialise_logits(self._model, plain, new=True)
@@ -151,7 +162,9 @@ class Workshop:
         prepare_device(device, setting.threads)
         gc.collect()  # the one before is gone, but not what refers to itself
         model = copy.deepcopy(self._model).place(device)
-        return Contender(make_step(model, setting.applied(self.config.train), device), self.batch, device)
+        return Contender(
+            make_step(model, setting.applied(self.config.train), device), self.batch, device
+        )
 
     def agreement(self, setting: Setting) -> Agreement:
         """Compare a setting with float32 on the CPU, on a few pairs. In micro-batches, if those are to be used.
@@ -160,7 +173,8 @@ class Workshop:
         """
         how = "graph" if setting.compile == "graph" else "none"
         return compare(
-            self._answer(replace(setting, micro_batch=min(setting.micro_batch, 2), compile=how)), self._right
+            self._answer(replace(setting, micro_batch=min(setting.micro_batch, 2), compile=how)),
+            self._right,
         )
 
     @cached_property
@@ -200,7 +214,9 @@ class Contender:
             if math.isfinite(metrics.grad_norm):
                 break
             metrics = self._step()
-        gradients = [p.grad.flatten().cpu() for p in self.step.model.parameters() if p.grad is not None]
+        gradients = [
+            p.grad.flatten().cpu() for p in self.step.model.parameters() if p.grad is not None
+        ]
         return Answer(metrics.loss, gradients, self._embeddings())
 
     @cached_property
@@ -218,7 +234,9 @@ class Contender:
 
 def compare(answer: Answer, right: Answer) -> Agreement:
     """Not-a-numbers compare as not agreeing."""
-    cosine = torch.nn.functional.cosine_similarity(answer.embeddings.double(), right.embeddings.double(), dim=1)
+    cosine = torch.nn.functional.cosine_similarity(
+        answer.embeddings.double(), right.embeddings.double(), dim=1
+    )
     return Agreement(
         loss=abs(answer.loss - right.loss) / abs(right.loss),
         gradients=_cosine(answer.gradients, right.gradients),
@@ -234,7 +252,9 @@ def _cosine(left: list[Tensor], right: list[Tensor]) -> float:
         product += (one @ other).item()
         left_square += (one @ one).item()
         right_square += (other @ other).item()
-    return product / math.sqrt(left_square * right_square) if left_square * right_square else math.nan
+    return (
+        product / math.sqrt(left_square * right_square) if left_square * right_square else math.nan
+    )
 
 
 def first_pairs(batch: Batch, count: int) -> Batch:
@@ -265,7 +285,11 @@ class Workload:
 
 
 def make_workload(
-    shape: ModelConfig, batch_size: int, device: Device, dtype: str = "float32", compile: str = "none"
+    shape: ModelConfig,
+    batch_size: int,
+    device: Device,
+    dtype: str = "float32",
+    compile: str = "none",
 ) -> Workload:
     """The step as `lapclip train` would take it: each operation in the form that is fastest here."""
     tokenizer = CharacterTokenizer(scenes.ALPHABET)
@@ -281,7 +305,9 @@ def make_workload(
     )
     captions = [row[0] for row in some_pairs(batch_size, shape.image_size).captions]
     train = replace(train, **device.settings)
-    forms, _ = choose_kernels(shape, train, tokenizer.batch(captions, shape.context).shape[1], device)
+    forms, _ = choose_kernels(
+        shape, train, tokenizer.batch(captions, shape.context).shape[1], device
+    )
     return Workload(shape, replace(train, **forms))  # pyright: ignore[reportArgumentType]
 
 
@@ -302,7 +328,11 @@ class Rehearsal:
         self.workload, self.device = workload, device
         chosen = some_pairs(max(pairs, train.batch_size), workload.shape.image_size)
         self.plan = BatchPlan(
-            chosen, CharacterTokenizer(scenes.ALPHABET), workload.shape.context, train.batch_size, seed=0
+            chosen,
+            CharacterTokenizer(scenes.ALPHABET),
+            workload.shape.context,
+            train.batch_size,
+            seed=0,
         )
         self.step: AnyStep = make_step(CLIP(workload.shape, seed=1).place(device), train, device)
         self.taken = 0

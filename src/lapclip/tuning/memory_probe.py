@@ -107,7 +107,9 @@ class Ledger(TorchDispatchMode):
         self._entries[key] = (weakref.ref(storage, lambda _, key=key: self._leave(key)), kind, size)
         self.held[kind] += size
         self.most_saved = max(self.most_saved, self.held["activations"])
-        self.most_passing = max(self.most_passing, self.held["activations"] + self.held["temporary"])
+        self.most_passing = max(
+            self.most_passing, self.held["activations"] + self.held["temporary"]
+        )
         if sum(self.held.values()) > sum(self.fullest.values()):
             self.fullest = dict(self.held)
 
@@ -125,7 +127,10 @@ class Ledger(TorchDispatchMode):
             for value in state.values():
                 self.enter(value, "optimizer")
         trainable = [parameter for parameter in trained if parameter.requires_grad]
-        hooks = [parameter.register_post_accumulate_grad_hook(self._gradient_of) for parameter in trainable]
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(self._gradient_of)
+            for parameter in trainable
+        ]
 
         def keep(tensor: Tensor) -> Tensor:
             self.enter(tensor, "activations")
@@ -149,7 +154,9 @@ def step_memory(workload: Workload, device: Device) -> StepMemory:
     return measure(workload, device, device.forget_peak)
 
 
-def measure(workload: Workload, device: Device, before: Callable[[], object] = lambda: None) -> StepMemory:
+def measure(
+    workload: Workload, device: Device, before: Callable[[], object] = lambda: None
+) -> StepMemory:
     """The same in this process, whose peak is the step's only if the process is young or counts from `before`."""
     # Images first, and steps of a small model: what libraries set up for themselves is the process's, not the step's.
     some_pairs(workload.train.batch_size, workload.shape.image_size)
@@ -195,13 +202,17 @@ def measure_needs(step: TrainStep, batch: Batch) -> Needs:
     few, more = (_followed(step, batch, pairs) for pairs in (some, 2 * some))
     # Results on their way may be those of weights, whatever the number of pairs; activations surely grow with it.
     pair = max(more.most_saved - few.most_saved, more.most_passing - few.most_passing) // some
-    trainable = sum(each.numel() * each.element_size() for each in step.model.parameters() if each.requires_grad)
+    trainable = sum(
+        each.numel() * each.element_size() for each in step.model.parameters() if each.requires_grad
+    )
     return Needs(trainable, pair)
 
 
 def pairs_at_once(step: AnyStep, batch: Batch, device: Device) -> tuple[int, str]:
     """The micro-batch to take, 0 for the whole batch wherever that fits, and why; refused if not even one pair fits."""
-    assert isinstance(step, TrainStep), "a step whose memory cannot be predicted is not recorded as a graph"
+    assert isinstance(step, TrainStep), (
+        "a step whose memory cannot be predicted is not recorded as a graph"
+    )
     train = step.config
     needs, free = measure_needs(step, batch), device.free_bytes()
 
@@ -211,13 +222,21 @@ def pairs_at_once(step: AnyStep, batch: Batch, device: Device) -> tuple[int, str
     asked = min(train.micro_batch, train.batch_size)
     if asked and needs.of(asked) <= MARGIN * free:
         return train.micro_batch, "asked for"
-    fitting = next((size for size in halvings(train.batch_size) if needs.of(size) <= SHARE_OF_MEMORY * free), None)
+    fitting = next(
+        (size for size in halvings(train.batch_size) if needs.of(size) <= SHARE_OF_MEMORY * free),
+        None,
+    )
     if asked or fitting is None:
         hint = f"--set train.micro_batch={fitting}, which gives the same result in less memory"
         less = "--recipe heads, where less is trained, or smaller towers"
-        raise ConfigError(f"Pairs do not fit on {device.kind}: {needed(asked or 1)}.", hint=hint if fitting else less)
+        raise ConfigError(
+            f"Pairs do not fit on {device.kind}: {needed(asked or 1)}.",
+            hint=hint if fitting else less,
+        )
     whole = fitting == train.batch_size
-    return (0 if whole else fitting), f"{'the whole batch fits' if whole else 'what fits'}: {needed(fitting)}"
+    return (
+        0 if whole else fitting
+    ), f"{'the whole batch fits' if whole else 'what fits'}: {needed(fitting)}"
 
 
 def halvings(size: int) -> Iterator[int]:

@@ -75,7 +75,8 @@ class Predicted:
     def text(self, pair: Device) -> str:
         """For people."""
         alone = ", ".join(
-            f"{name} {own.total * 1e3:.1f} ms on {pair.of(name).kind}" for name, own in self.towers.items()
+            f"{name} {own.total * 1e3:.1f} ms on {pair.of(name).kind}"
+            for name, own in self.towers.items()
         )
         return f"predicted {self.seconds * 1e3:.1f} ms a step ({alone}, exchange {self.exchange * 1e3:.1f} ms)"
 
@@ -97,7 +98,9 @@ def warm_up(step: SplitStep, batch: Batch) -> None:
 def predicted_from(taken: Sequence[dict[str, float]]) -> Predicted:
     """The prediction that follows from the medians of what was timed."""
     median = {name: statistics.median(one[name] for one in taken) for name in taken[0]}
-    towers = {tower: TowerSeconds(*(median[f"{tower} {name}"] for name in STRETCHES)) for tower in TOWERS}
+    towers = {
+        tower: TowerSeconds(*(median[f"{tower} {name}"] for name in STRETCHES)) for tower in TOWERS
+    }
     return Predicted(towers, median["transfer"], median["exchange"], median["forward at once"])
 
 
@@ -121,13 +124,22 @@ def time_parts(step: SplitStep, batch: Batch) -> dict[str, float]:
 
     for tower in TOWERS:
         alone(tower, "forward", lambda half: half.forward(inputs))
-    embeddings = timed("forward at once", lambda: step.forward(inputs, Stopwatch(step.device.synchronise, on=False)))
+    embeddings = timed(
+        "forward at once",
+        lambda: step.forward(inputs, Stopwatch(step.device.synchronise, on=False)),
+    )
     _, gradients = timed("exchange", lambda: step.judge(inputs, embeddings))
     for tower in TOWERS:
         alone(tower, "backward", lambda half: half.backward(inputs, gradients[half.tower]))
     for tower in TOWERS:
         device = step.device.of(tower).torch
-        divisor = torch.ones((), device=device) if step.config.clip_norm or step.loss_scale is not None else None
-        overflowed = None if step.loss_scale is None else torch.zeros((), dtype=torch.bool, device=device)
+        divisor = (
+            torch.ones((), device=device)
+            if step.config.clip_norm or step.loss_scale is not None
+            else None
+        )
+        overflowed = (
+            None if step.loss_scale is None else torch.zeros((), dtype=torch.bool, device=device)
+        )
         alone(tower, "update", lambda half, d=divisor, o=overflowed: half.update(d, o))
     return found

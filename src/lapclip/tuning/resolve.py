@@ -27,7 +27,14 @@ from lapclip.training.memory import check_memory, largest_micro_batch
 from lapclip.tuning.choose_kernels import check_kernels, choose_kernels
 from lapclip.tuning.flops import least_seconds
 from lapclip.tuning.measure import Setting
-from lapclip.tuning.search import NothingWorks, Search, Tuning, fitting_micro_batch, is_long, planned_steps
+from lapclip.tuning.search import (
+    NothingWorks,
+    Search,
+    Tuning,
+    fitting_micro_batch,
+    is_long,
+    planned_steps,
+)
 
 CACHE = CacheFile("tune.json")
 SHARE_OF_RUN = 0.05
@@ -55,7 +62,9 @@ def resolve_auto(
     tuning = recall(config, batch, seconds) if _wants_tuning(config.train) else None
     recalled = tuning is not None
     if tuning is None and seconds:
-        with suppress(NothingWorks):  # trying needs more memory than training, so training may still work
+        with suppress(
+            NothingWorks
+        ):  # trying needs more memory than training, so training may still work
             tuning = Search(config, batch, seconds, status, briefly=True).run()
             if tuning.worth_remembering:
                 remember(config, batch, tuning, seconds)
@@ -65,12 +74,21 @@ def resolve_auto(
         device = tuning.setting.where
         prepare_device(device, tuning.setting.threads)
         asked = replace(
-            config.train, **{**asdict(tuning.setting), **device.settings, "micro_batch": config.train.micro_batch}
+            config.train,
+            **{
+                **asdict(tuning.setting),
+                **device.settings,
+                "micro_batch": config.train.micro_batch,
+            },
         )
-        why = "; tuned before" if recalled else "".join(f"; {warning}" for warning in tuning.warnings)
+        why = (
+            "; tuned before" if recalled else "".join(f"; {warning}" for warning in tuning.warnings)
+        )
         reasons = {f"train.{name}": f"{text}{why}" for name, text in tuning.reasons.items()}
         # Again: less memory may be free than there was, and other batches have longer captions.
-        micro_batch, why_micro_batch = fitting_micro_batch(config.model, asked, longest_caption, device)
+        micro_batch, why_micro_batch = fitting_micro_batch(
+            config.model, asked, longest_caption, device
+        )
         if recalled or (micro_batch or config.train.batch_size) < (
             tuning.setting.micro_batch or config.train.batch_size
         ):
@@ -79,7 +97,9 @@ def resolve_auto(
             micro_batch = tuning.setting.micro_batch
         config = replace(config, train=replace(asked, micro_batch=micro_batch))
     timed = tuning.seconds_a_step if tuning else None
-    loaders, reasons["train.loader_threads"] = choose_loader_threads(config.train.loader_threads, plan, timed)
+    loaders, reasons["train.loader_threads"] = choose_loader_threads(
+        config.train.loader_threads, plan, timed
+    )
     return replace_in(config, "train", loader_threads=loaders), device, reasons, timed
 
 
@@ -95,22 +115,35 @@ def is_partly_frozen(config: Config) -> bool:
     return bool(foreign or train.lora_rank or train.image_blocks != ALL or train.text_blocks != ALL)
 
 
-def resolve_frozen(config: Config, longest_caption: int) -> tuple[Config, Device, dict[str, str], None]:
+def resolve_frozen(
+    config: Config, longest_caption: int
+) -> tuple[Config, Device, dict[str, str], None]:
     """As `resolve_untimed`, without what is computed from a whole model that trains."""
     train, model = config.train, config.model
     device, reasons = choose_devices(train)
     reasons["train.loader_threads"] = "one is enough for what is not frozen"
     reasons["train.threads"] = "torch's own choice" if train.threads == AUTO else "asked for"
-    reasons["train.dtype"] = "what pretrained weights are kept in" if train.dtype == AUTO else "asked for"
+    reasons["train.dtype"] = (
+        "what pretrained weights are kept in" if train.dtype == AUTO else "asked for"
+    )
     reasons["train.compile"] = "only part of the model learns"
     threads = default_threads() if train.threads == AUTO else int(train.threads)
     prepare_device(device, threads)
     dtype = "float32" if train.dtype == AUTO else train.dtype
     loaders = 1 if train.loader_threads == AUTO else train.loader_threads
-    resolved = replace(train, **device.settings, threads=threads, dtype=dtype, compile="none", loader_threads=loaders)
+    resolved = replace(
+        train,
+        **device.settings,
+        threads=threads,
+        dtype=dtype,
+        compile="none",
+        loader_threads=loaders,
+    )
     forms = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
     if not (model.image_from or model.text_from):
-        forms, why_forms = choose_kernels(model, resolved, longest_caption, device, remember=are_idle)
+        forms, why_forms = choose_kernels(
+            model, resolved, longest_caption, device, remember=are_idle
+        )
         reasons |= why_forms
     return replace(config, train=replace(resolved, **forms)), device, reasons, None
 
@@ -123,21 +156,29 @@ def refuse_what_cannot_fit(config: Config, longest_caption: int) -> None:
         check_memory(*arguments, here[0])
 
 
-def resolve_untimed(config: Config, batch: Batch, longest_caption: int) -> tuple[Config, Device, dict[str, str]]:
+def resolve_untimed(
+    config: Config, batch: Batch, longest_caption: int
+) -> tuple[Config, Device, dict[str, str]]:
     """Without timing steps: the accelerator where there is one, float32, torch's threads; kernels are timed alone."""
     train = config.train
     device, reasons = choose_devices(train)
     check_memory(config.model, train, longest_caption, device)
     reasons["train.threads"] = "torch's own choice" if train.threads == AUTO else "asked for"
-    reasons["train.dtype"] = "the run is too short to time others" if train.dtype == AUTO else "asked for"
+    reasons["train.dtype"] = (
+        "the run is too short to time others" if train.dtype == AUTO else "asked for"
+    )
     threads = default_threads() if train.threads == AUTO else int(train.threads)
     prepare_device(device, threads)
     how, reasons["train.compile"] = choose_compile(train.compile, device)
     dtype = "float32" if train.dtype == AUTO else train.dtype
     resolved = replace(train, **device.settings, threads=threads, dtype=dtype, compile=how)
-    forms, why_forms = choose_kernels(config.model, resolved, batch.tokens_BL.shape[1], device, remember=are_idle)
+    forms, why_forms = choose_kernels(
+        config.model, resolved, batch.tokens_BL.shape[1], device, remember=are_idle
+    )
     resolved = replace(resolved, **forms)
-    check_memory(config.model, resolved, longest_caption, device)  # again: some forms take more than others
+    check_memory(
+        config.model, resolved, longest_caption, device
+    )  # again: some forms take more than others
     return replace(config, train=resolved), device, reasons | why_forms
 
 
@@ -168,24 +209,39 @@ def choose_loader_threads(
     step = f"a step takes {seconds_a_step * 1e3:.1f} ms"
     while times[max(times)] > AT_EASE * seconds_a_step and 2 * max(times) <= logical_cores():
         times[2 * max(times)] = time_batches(plan, 2 * max(times))
-    best = min(times, key=lambda threads: (times[threads] > AT_EASE * seconds_a_step, round(times[threads], 4)))
-    others = "".join(f", {seconds * 1e3:.1f} ms by {threads}" for threads, seconds in times.items() if threads != best)
+    best = min(
+        times,
+        key=lambda threads: (times[threads] > AT_EASE * seconds_a_step, round(times[threads], 4)),
+    )
+    others = "".join(
+        f", {seconds * 1e3:.1f} ms by {threads}"
+        for threads, seconds in times.items()
+        if threads != best
+    )
     return best, f"a batch is ready every {times[best] * 1e3:.1f} ms by {best}{others}; {step}"
 
 
 def seconds_to_spend(config: Config, batch: Batch) -> float:
     """A small share of the run, whose length is estimated from what its products cost; 0 where that is too little."""
     device = candidates(config.train)[0]
-    prepare_device(device, default_threads() if config.train.threads == AUTO else int(config.train.threads))
+    prepare_device(
+        device, default_threads() if config.train.threads == AUTO else int(config.train.threads)
+    )
     tokens = batch.tokens_BL.shape[1]
     step = least_seconds(config.model, config.train.batch_size, tokens, device, DTYPES["float32"])
-    seconds = min(MOST_SECONDS, SHARE_OF_RUN * (60 * config.train.minutes or config.train.steps * step))
+    seconds = min(
+        MOST_SECONDS, SHARE_OF_RUN * (60 * config.train.minutes or config.train.steps * step)
+    )
     return seconds if seconds >= LEAST_SECONDS + LEAST_STEPS * step else 0.0
 
 
 def remember(config: Config, batch: Batch, tuning: Tuning, seconds: float) -> None:
     """Store a tuning, found in so many seconds, for runs of the same model and batch on this machine."""
-    entry = {**asdict(tuning), "steps": planned_steps(config.train, tuning.seconds_a_step), "budget": seconds}
+    entry = {
+        **asdict(tuning),
+        "steps": planned_steps(config.train, tuning.seconds_a_step),
+        "budget": seconds,
+    }
     CACHE.write(_key(config, batch), entry)
 
 
@@ -197,12 +253,17 @@ def recall(config: Config, batch: Batch, seconds: float = 0.0) -> Tuning | None:
     entry = CACHE.read(_key(config, batch))
     try:
         setting = Setting(**entry["setting"])
-        rest = {field.name: entry[field.name] for field in fields(Tuning) if field.name != "setting"}
+        rest = {
+            field.name: entry[field.name] for field in fields(Tuning) if field.name != "setting"
+        }
         tuning = Tuning(setting=setting, **rest)
         check_kernels(setting.applied(config.train), setting.where)
         if entry["budget"] < seconds / 2:
             return None
-        steps, seconds_a_step = planned_steps(config.train, tuning.seconds_a_step), tuning.seconds_a_step
+        steps, seconds_a_step = (
+            planned_steps(config.train, tuning.seconds_a_step),
+            tuning.seconds_a_step,
+        )
         if "compiled" in setting.compile and steps < entry["steps"]:
             return None  # compiling was worth it for a longer run
         if is_long(steps, seconds_a_step) and not is_long(entry["steps"], seconds_a_step):
@@ -217,7 +278,13 @@ def _wants_tuning(train: TrainConfig) -> bool:
 
 
 def _key(config: Config, batch: Batch) -> str:
-    names = [*(field.name for field in fields(Setting)), "recompute", "patch_dropout", "cheap_size", "shards"]
+    names = [
+        *(field.name for field in fields(Setting)),
+        "recompute",
+        "patch_dropout",
+        "cheap_size",
+        "shards",
+    ]
     asked: dict[str, Any] = {name: getattr(config.train, name) for name in names}
     sizes = f"batch {config.train.batch_size} captions of {batch.tokens_BL.shape[1]}"
     machines = " and ".join(device.key for device in candidates(config.train))

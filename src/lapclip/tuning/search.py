@@ -37,7 +37,13 @@ from lapclip.training.two_devices import SplitStep
 from lapclip.tuning.choose_kernels import SECONDS as KERNEL_SECONDS
 from lapclip.tuning.choose_kernels import choose_kernels
 from lapclip.tuning.compiling import predict_compiling, time_compiling
-from lapclip.tuning.flops import larger_share, least_seconds, operations, step_products, tower_products
+from lapclip.tuning.flops import (
+    larger_share,
+    least_seconds,
+    operations,
+    step_products,
+    tower_products,
+)
 from lapclip.tuning.measure import Setting, Workshop
 from lapclip.tuning.predict_towers import predict_step
 
@@ -141,14 +147,20 @@ class Search:
             seconds_a_step=self.times[chosen],
             pairs_per_second=self.train.batch_size / self.times[chosen],
             rejected=self.rejected,
-            tried=[{**asdict(setting), "ms": seconds * 1e3} for setting, seconds in self.times.items()],
+            tried=[
+                {**asdict(setting), "ms": seconds * 1e3} for setting, seconds in self.times.items()
+            ],
             seconds=self._clock() - self._began,
             warnings=self.warnings,
         )
 
     def status(self, what: str) -> None:
         """Say what is being tried, and how much of the budget is left."""
-        left = f"; about {short_duration(self.left)} left" if self.left > 0 and not self._briefly else ""
+        left = (
+            f"; about {short_duration(self.left)} left"
+            if self.left > 0 and not self._briefly
+            else ""
+        )
         self._status(f"{what}{left}")
 
     @property
@@ -176,22 +188,37 @@ class Search:
                     found.append((device, dtype, least_seconds(*sizes, device, DTYPES[dtype])))
                     self._rates[device.kind, dtype] = work / found[-1][2]
                 except Exception as error:  # a library's own error: this machine cannot do it
-                    self._reject(Setting.on(device, dtype), f"does not compute here ({first_line(error)})")
+                    self._reject(
+                        Setting.on(device, dtype), f"does not compute here ({first_line(error)})"
+                    )
         return sorted(found, key=lambda entry: entry[2])
 
     def _enter(
-        self, device: Device, dtype: str, least: float, micro_batch: int | None = None, threads: int | None = None
+        self,
+        device: Device,
+        dtype: str,
+        least: float,
+        micro_batch: int | None = None,
+        threads: int | None = None,
     ) -> None:
         """Let a device and precision race, if it has a chance, fits into memory and computes the right thing."""
         setting = Setting.on(device, dtype, self.threads if threads is None else threads)
         if self.times and least > CERTAIN * self.times[self._fastest]:
-            rival = f"a whole step takes {_ms(self.times[self._fastest])} with {self._fastest.text()}"
-            return self._reject(setting, f"its products alone take {_ms(least)}, {rival}", bound=least)
+            rival = (
+                f"a whole step takes {_ms(self.times[self._fastest])} with {self._fastest.text()}"
+            )
+            return self._reject(
+                setting, f"its products alone take {_ms(least)}, {rival}", bound=least
+            )
         if self.times and self.left < 5 * least:
-            return self._reject(setting, f"not tried: {max(0.0, self.left):.0f} s of the budget are left")
+            return self._reject(
+                setting, f"not tried: {max(0.0, self.left):.0f} s of the budget are left"
+            )
         try:
             micro_batch, why_micro_batch = (
-                fitting_micro_batch(self.model, replace(self.train, dtype=dtype), self.caption_tokens, device)
+                fitting_micro_batch(
+                    self.model, replace(self.train, dtype=dtype), self.caption_tokens, device
+                )
                 if micro_batch is None
                 else (micro_batch, f"twice as many ran out of memory on {device.kind}")
             )
@@ -262,14 +289,26 @@ class Search:
 
     def _choose_precision(self) -> tuple[Setting, dict[str, str]]:
         """The fastest device and precision; of those as fast as each other the plainest: float32, then bfloat16."""
-        near = [setting for setting in self.times if self.times[setting] < WORTH * self.times[self._fastest]]
-        chosen = min(near, key=lambda setting: (list(DTYPES).index(setting.dtype), self.times[setting]))
+        near = [
+            setting
+            for setting in self.times
+            if self.times[setting] < WORTH * self.times[self._fastest]
+        ]
+        chosen = min(
+            near, key=lambda setting: (list(DTYPES).index(setting.dtype), self.times[setting])
+        )
         reasons = dict(self._reasons[chosen])
         reasons["device"] = self._why_device(chosen)
         agreement = reasons.pop("agreement")
-        rivals = {dtype: seconds for setting, dtype, seconds in self._known() if setting.device == chosen.device}
+        rivals = {
+            dtype: seconds
+            for setting, dtype, seconds in self._known()
+            if setting.device == chosen.device
+        }
         reasons["dtype"] = (
-            "asked for" if self.train.dtype != AUTO else f"{self._against(chosen, rivals, 'dtype')}; {agreement}"
+            "asked for"
+            if self.train.dtype != AUTO
+            else f"{self._against(chosen, rivals, 'dtype')}; {agreement}"
         )
         return chosen, reasons
 
@@ -293,22 +332,32 @@ class Search:
             return chosen, "torch's own choice; the accelerator does the work"
         rivals: dict[str, float] = {}
         best = chosen
-        for threads in sorted({facts.logical_cores(), max(1, chosen.threads // 2)} - {chosen.threads}, reverse=True):
+        for threads in sorted(
+            {facts.logical_cores(), max(1, chosen.threads // 2)} - {chosen.threads}, reverse=True
+        ):
             other = replace(chosen, threads=threads)
             if self.left < 3 * self.times[chosen]:
-                self._reject(other, f"not tried: {max(0.0, self.left):.0f} s of the budget are left")
+                self._reject(
+                    other, f"not tried: {max(0.0, self.left):.0f} s of the budget are left"
+                )
                 continue
             try:
                 self._race(other)
             except Exception as error:
                 self._reject(other, f"does not run here ({first_line(error)})")
-            rivals |= {_threads(threads): seconds for setting, _, seconds in self._known() if setting == other}
+            rivals |= {
+                _threads(threads): seconds
+                for setting, _, seconds in self._known()
+                if setting == other
+            }
             if self.times.get(other, float("inf")) * WORTH < self.times[best]:
                 best = other
         rivals[_threads(chosen.threads)] = self.times[chosen]
         return best, self._against(best, rivals, "threads")
 
-    def _choose_towers(self, chosen: Setting, reasons: dict[str, str]) -> tuple[Setting, dict[str, str]]:
+    def _choose_towers(
+        self, chosen: Setting, reasons: dict[str, str]
+    ) -> tuple[Setting, dict[str, str]]:
         """A tower on each of two devices, where both are here and the faster one does not multiply too much faster."""
         names = ("image_device", "text_device")
         if asks_for_towers(self.train):
@@ -331,8 +380,13 @@ class Search:
             found = [setting for setting in self.times if setting.where == pair]
             if found and self.times[found[0]] * WORTH < self.times[best]:
                 best = found[0]
-            known = {setting: seconds for setting, _, seconds in self._known() if setting.where == pair}
-            timed = [f"{_ms(seconds)} a step, {self._predicted[setting]}" for setting, seconds in known.items()]
+            known = {
+                setting: seconds for setting, _, seconds in self._known() if setting.where == pair
+            }
+            timed = [
+                f"{_ms(seconds)} a step, {self._predicted[setting]}"
+                for setting, seconds in known.items()
+            ]
             tried.append(f"{_placed(pair)}: {timed[0] if timed else self.rejected[-1]['reason']}")
         outcome = f"{_ms(alone)} on {chosen.device} alone; {'; '.join(tried)}"
         if best == chosen:
@@ -372,7 +426,9 @@ class Search:
 
     def _least_of_pair(self, pair: DevicePair, dtype: str) -> float:
         """Seconds that the products of the slower tower take."""
-        return max(work / self._rates[pair.of(tower).kind, dtype] for tower, work in self._work.items())
+        return max(
+            work / self._rates[pair.of(tower).kind, dtype] for tower, work in self._work.items()
+        )
 
     def _choose_compiling(self, chosen: Setting) -> tuple[Setting, str]:
         """Compile only where that was measured and the run is long enough to pay it back."""
@@ -431,14 +487,22 @@ class Search:
         if others:
             name = min(others, key=others.__getitem__)
             return f"{others[name] / seconds:.2f}x {name} here ({_ms(seconds)} a step against {_ms(others[name])})"
-        bounded = [entry for entry in self.rejected if entry["bound"] and entry["choices"][field] != own]
+        bounded = [
+            entry for entry in self.rejected if entry["bound"] and entry["choices"][field] != own
+        ]
         if field == "threads" or not bounded:
             return f"{_ms(seconds)} a step; nothing else was timed"
         least = min(bounded, key=lambda entry: entry["bound"])
         name = f"{least['choices']['device']} {least['choices']['dtype']}"
         return f"{_ms(seconds)} a step; the products of {name} alone take {_ms(least['bound'])}"
 
-    def _reject(self, setting: Setting, reason: str, seconds: float | None = None, bound: float | None = None) -> None:
+    def _reject(
+        self,
+        setting: Setting,
+        reason: str,
+        seconds: float | None = None,
+        bound: float | None = None,
+    ) -> None:
         """Write down what was not chosen, with the seconds it took or must take at least, where they are known."""
         ms = None if seconds is None else seconds * 1e3
         text = f"{setting.text()}: {reason}"
@@ -460,7 +524,9 @@ def is_long(steps: int, seconds_a_step: float) -> bool:
     return steps * seconds_a_step >= LONG_RUN
 
 
-def fitting_micro_batch(model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device) -> tuple[int, str]:
+def fitting_micro_batch(
+    model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device
+) -> tuple[int, str]:
     """The largest that is predicted to fit; 0, the whole batch, where that fits: micro-batches cost a second pass."""
     if train.micro_batch:
         check_memory(model, train, caption_tokens, device)
@@ -470,11 +536,16 @@ def fitting_micro_batch(model: ModelConfig, train: TrainConfig, caption_tokens: 
     while True:
         micro_batch = 0 if size == train.batch_size else size
         parts = demands(model, replace(train, micro_batch=micro_batch), caption_tokens, device)
-        needed, where = max(((found.total, where) for where, found in parts), key=lambda one: one[0] / free[one[1]])
+        needed, where = max(
+            ((found.total, where) for where, found in parts), key=lambda one: one[0] / free[one[1]]
+        )
         on = f" on {where.kind}" if len(parts) > 1 else ""
         memory = f"predicted {needed / 1e9:.1f} GB of {free[where] / 1e9:.1f} GB free{on}"
         if needed <= SHARE_OF_MEMORY * free[where]:
-            return micro_batch, f"{'a part of the batch' if micro_batch else 'the whole batch'} fits: {memory}"
+            return (
+                micro_batch,
+                f"{'a part of the batch' if micro_batch else 'the whole batch'} fits: {memory}",
+            )
         if size == 1:
             raise LapclipError(f"too large for memory: {memory}, one pair at a time")
         size = (size + 1) // 2
@@ -485,9 +556,13 @@ def describe(tuning: Tuning, loader_threads: int, why_loader_threads: str) -> di
     choices, reasons = asdict(tuning.setting), dict(tuning.reasons)
     image, text = choices["image_attention"], choices["text_attention"]
     choices["attention"] = image if image == text else f"image {image}, text {text}"
-    reasons["attention"] = f"image {image}: {reasons['image_attention']}; text {text}: {reasons['text_attention']}"
+    reasons["attention"] = (
+        f"image {image}: {reasons['image_attention']}; text {text}: {reasons['text_attention']}"
+    )
     choices["loader_threads"], reasons["loader_threads"] = loader_threads, why_loader_threads
-    rest = {name: value for name, value in asdict(tuning).items() if name not in ("setting", "reasons")}
+    rest = {
+        name: value for name, value in asdict(tuning).items() if name not in ("setting", "reasons")
+    }
     return {"choices": choices, "reasons": reasons, **rest}
 
 

@@ -81,13 +81,19 @@ def alarms(view: RunView, canvas: Canvas, most: int, doctor: str) -> RenderableT
     if len(found) > most:
         grid.add_row("", Text(f"{len(found) - most} more: {doctor}", style="dim"))
     worst = SEVERITIES.get(found[0].severity, "dim")
-    return _section({"alarm": "Alarm", "warning": "Warning"}.get(found[0].severity, "Note"), grid, canvas, worst)
+    return _section(
+        {"alarm": "Alarm", "warning": "Warning"}.get(found[0].severity, "Note"), grid, canvas, worst
+    )
 
 
 def happened(view: RunView, canvas: Canvas, most: int = 3) -> RenderableType | None:
     """The latest fallbacks, pauses and resumes, the newest last."""
     # What the top of the screen says already is not repeated.
-    repeated = view.status in ("failed", "paused", "stopped") and view.notices and view.notices[-1].type == view.status
+    repeated = (
+        view.status in ("failed", "paused", "stopped")
+        and view.notices
+        and view.notices[-1].type == view.status
+    )
     latest = (view.notices[:-1] if repeated else view.notices)[-most:]
     if not latest:
         return None
@@ -96,7 +102,9 @@ def happened(view: RunView, canvas: Canvas, most: int = 3) -> RenderableType | N
     grid.add_column(overflow="fold")
     for notice in latest:
         after = f"after step {notice.step:,}: " if notice.step else ""
-        grid.add_row(clock(notice.time), Text(after + notice.text, style="yellow" if notice.bad else ""))
+        grid.add_row(
+            clock(notice.time), Text(after + notice.text, style="yellow" if notice.bad else "")
+        )
     return _section("What happened", grid, canvas)
 
 
@@ -121,7 +129,9 @@ def learning(view: RunView, canvas: Canvas) -> RenderableType | None:
         rows.add_row("  largest", _named(parts[0]))
         if len(parts) > 1:
             rows.add_row("  smallest", _named(parts[-1]))
-    return _section("Learning, in training batches" if canvas.inside > 40 else "Learning", rows, canvas)
+    return _section(
+        "Learning, in training batches" if canvas.inside > 40 else "Learning", rows, canvas
+    )
 
 
 def recall(view: RunView, canvas: Canvas) -> RenderableType | None:
@@ -139,14 +149,20 @@ def recall(view: RunView, canvas: Canvas) -> RenderableType | None:
         line = _latest_and_curve(kept, points, canvas.curve_height, "cyan", canvas)
         rows.add_row(f"{one_line(summary.evaluations[-1].get('split') or 'val')} R@1", line)
         parts.append(rows)
-    parts.append(_final_metrics(view) if summary.ending.get("type") == "finished" else _evaluations(view, canvas))
+    parts.append(
+        _final_metrics(view)
+        if summary.ending.get("type") == "finished"
+        else _evaluations(view, canvas)
+    )
     if (step := summary.progress.best_step) is not None:
         parts.append(Text(f"The model of step {step:,} is kept. {view.trend}", style="dim"))
     return _section("Held-out recall", Group(*parts), canvas)
 
 
 def _named(item: tuple[str, float]) -> Text:
-    return Text.assemble((f"{significant(item[1]):<8} ", ""), (part_name(one_line(item[0])), "dim"), no_wrap=True)
+    return Text.assemble(
+        (f"{significant(item[1]):<8} ", ""), (part_name(one_line(item[0])), "dim"), no_wrap=True
+    )
 
 
 def _evaluations(view: RunView, canvas: Canvas) -> Table:
@@ -158,7 +174,12 @@ def _evaluations(view: RunView, canvas: Canvas) -> Table:
         shown = [best, *shown[1:]]
     tight, split = canvas.inside < 44, one_line(events[-1].get("split") or "val")
     grid = _table(
-        (f"{split} epoch", "to image" if tight else "text to image", "to text" if tight else "image to text", "")
+        (
+            f"{split} epoch",
+            "to image" if tight else "text to image",
+            "to text" if tight else "image to text",
+            "",
+        )
     )
     for event in reversed(shown):
         scores = event["evaluation"]
@@ -175,15 +196,23 @@ def _final_metrics(view: RunView) -> Group:
     scores = view.summary.scores
     grid = _table((one_line(scores.get("split") or ""), "R@1", "R@5", "R@10"))
     for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
-        grid.add_row(name, *(percent(scores.get(f"{way}_r{rank}")) for rank in (1, 5, 10)), style="bold")
+        grid.add_row(
+            name, *(percent(scores.get(f"{way}_r{rank}")) for rank in (1, 5, 10)), style="bold"
+        )
     if (chance := number(scores.get("chance"))) is not None:
-        grid.add_row("chance", *(percent(min(1.0, rank * chance)) for rank in (1, 5, 10)), style="dim")
+        grid.add_row(
+            "chance", *(percent(min(1.0, rank * chance)) for rank in (1, 5, 10)), style="dim"
+        )
     sure = ""
     intervals = scores.get("intervals")
     match intervals.get("t2i_r1") if isinstance(intervals, dict) else None:
         case [low, high] if number(low) is not None and number(high) is not None:
             sure = f", text to image R@1 {percent(low)} to {percent(high)}"
-    candidates = [Text(f"{count(scores.get('candidates'))} candidates{sure} (95 %)", style="dim")] if sure else []
+    candidates = (
+        [Text(f"{count(scores.get('candidates'))} candidates{sure} (95 %)", style="dim")]
+        if sure
+        else []
+    )
     return Group(grid, *candidates)
 
 
@@ -202,7 +231,9 @@ def step_phases(view: RunView, canvas: Canvas) -> RenderableType | None:
     phases = {name: seconds for name, seconds in phases.items() if seconds > NOTABLE * total}
     if not total:
         return None
-    colours = {name: PHASE_COLOURS.get(name, OTHER_COLOURS[at % 4]) for at, name in enumerate(phases)}
+    colours = {
+        name: PHASE_COLOURS.get(name, OTHER_COLOURS[at % 4]) for at, name in enumerate(phases)
+    }
     drawn, legend = Text(no_wrap=True), [Text()]
     widths = split(list(phases.values()), canvas.inside)
     for (name, seconds), width in zip(phases.items(), widths, strict=True):
@@ -210,7 +241,9 @@ def step_phases(view: RunView, canvas: Canvas) -> RenderableType | None:
         solid = canvas.colour and not canvas.plain
         mark = "█" if solid else one_line(name)[:1].upper()
         drawn.append(mark * width, style=colours[name])
-        entry = Text.assemble(("■" if solid else mark, colours[name]), f" {one_line(name)} {seconds / total:.0%}")
+        entry = Text.assemble(
+            ("■" if solid else mark, colours[name]), f" {one_line(name)} {seconds / total:.0%}"
+        )
         if legend[-1] and len(legend[-1]) + 2 + len(entry) > canvas.inside:
             legend.append(Text())
         legend[-1].append_text(Text("  " if legend[-1] else "") + entry)
@@ -232,7 +265,10 @@ def machine(view: RunView, canvas: Canvas) -> RenderableType | None:
         rows.add_row("cores", _cores(view.core_use, room, canvas))
     if view.sensors:
         rows.add_row("energy", _energy(view, room))
-        celsius, megahertz = number(view.sensors.get("celsius")), number(view.sensors.get("megahertz"))
+        celsius, megahertz = (
+            number(view.sensors.get("celsius")),
+            number(view.sensors.get("megahertz")),
+        )
         degrees = "C" if canvas.plain else "°C"
         heat = [f"{celsius:.0f} {degrees}"] if celsius is not None else []
         if view.sensors.get("throttled") is True:
@@ -256,7 +292,9 @@ def machines(view: RunView, canvas: Canvas, most: int = 8) -> RenderableType | N
     grid.columns[0].overflow = "ellipsis"
     for rank in found.ranks[:most]:
         sent = None if rank.bytes_per_second is None else rank.bytes_per_second / 1e6
-        grid.add_row(Text(rank.name), percent(rank.share, 0), percent(rank.waited, 0), significant(sent))
+        grid.add_row(
+            Text(rank.name), percent(rank.share, 0), percent(rank.waited, 0), significant(sent)
+        )
     more = [Text(f"and {found.count - most:,} more", style="dim")] if found.count > most else []
     sentences = [Text(text, overflow="fold") for text in (found.waiting, found.speed) if text]
     return _section("Machines", Group(grid, *more, *sentences), canvas)
@@ -282,11 +320,15 @@ def _energy(view: RunView, room: int) -> Text:
     return Text(_fitting(room, f"{least}{significant(view.joules)} J{watts}", hours))
 
 
-def _section(title: str, body: RenderableType, canvas: Canvas, style: str = "dim") -> RenderableType:
+def _section(
+    title: str, body: RenderableType, canvas: Canvas, style: str = "dim"
+) -> RenderableType:
     """A titled part of the screen: framed where there is room."""
     if not canvas.framed:
         line = "-" if canvas.plain else "─"
-        return Group(Text(f"{title} {line * max(0, canvas.width - len(title) - 1)}", style="bold"), body)
+        return Group(
+            Text(f"{title} {line * max(0, canvas.width - len(title) - 1)}", style="bold"), body
+        )
     return Panel(
         body,
         title=Text(title, style="bold"),
@@ -305,9 +347,13 @@ def _rows(label: int = LABEL) -> Table:
     return grid
 
 
-def _latest_and_curve(latest: str, points: Curve, height: int, colour: str, canvas: Canvas) -> Table:
+def _latest_and_curve(
+    latest: str, points: Curve, height: int, colour: str, canvas: Canvas
+) -> Table:
     """The latest value, and beside it the curve that led there."""
-    lines = curve(points, max(4, canvas.inside - LABEL - 9), 1 if canvas.plain else height, canvas.plain)
+    lines = curve(
+        points, max(4, canvas.inside - LABEL - 9), 1 if canvas.plain else height, canvas.plain
+    )
     line = Table.grid(padding=(0, 1))
     line.add_column(width=8, no_wrap=True)
     line.add_column(no_wrap=True)
@@ -341,12 +387,18 @@ def curve(points: Curve, width: int, height: int = 1, plain: bool = False) -> li
     if plain:
         values = evenly(points, width)
         low, high = min(values), max(values)
-        row = "".join(level((value - low) / (high - low) if high > low else 0.5, plain=True) for value in values)
+        row = "".join(
+            level((value - low) / (high - low) if high > low else 0.5, plain=True)
+            for value in values
+        )
         return [row] + [" " * width] * (height - 1)
     values = evenly(points, 2 * width)
     low, high, top = min(values), max(values), 4 * height - 1
     # A level curve runs through the middle; a bottom line would look like zero.
-    rows = [top - (round((value - low) / (high - low) * top) if high > low else top // 2) for value in values]
+    rows = [
+        top - (round((value - low) / (high - low) * top) if high > low else top // 2)
+        for value in values
+    ]
     cells = [[0] * width for _ in range(height)]
     for at, row in enumerate(rows):
         before = rows[at - 1] if at else row
@@ -374,7 +426,9 @@ def evenly(points: Curve, count: int) -> list[float]:
     means = {at: math.fsum(values) / len(values) for at, values in enumerate(found) if values}
     for before, after in itertools.pairwise(sorted(means)):
         for at in range(before + 1, after):
-            means[at] = means[before] + (means[after] - means[before]) * (at - before) / (after - before)
+            means[at] = means[before] + (means[after] - means[before]) * (at - before) / (
+                after - before
+            )
     return [means[at] for at in range(count)]
 
 

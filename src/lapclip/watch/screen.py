@@ -15,7 +15,16 @@ from lapclip.runs.follow import preparing_rows
 from lapclip.runs.messages import stopped_by
 from lapclip.runs.view import RunView
 from lapclip.shell import quoted
-from lapclip.text import UNKNOWN, duration, duration_range, one_line, percent, printable, short_duration, significant
+from lapclip.text import (
+    UNKNOWN,
+    duration,
+    duration_range,
+    one_line,
+    percent,
+    printable,
+    short_duration,
+    significant,
+)
 from lapclip.watch.panels import (
     SEVERITIES,
     Canvas,
@@ -71,9 +80,13 @@ def next_commands(view: RunView, typed: Typed) -> list[str]:
 def draw(views: list[RunView], focus: int, canvas: Canvas, typed: Typed) -> RenderableType:
     """Everything, from top to bottom."""
     if not views and (names := [row["name"] or "a run" for row in preparing_rows()]):
-        return Text(f"Being prepared: {', '.join(map(printable, names))}. It appears here when it begins.")
+        return Text(
+            f"Being prepared: {', '.join(map(printable, names))}. It appears here when it begins."
+        )
     if not views:
-        return Text(f"There are no runs here yet. One that starts will appear.\nStart one: {typed('train')}")
+        return Text(
+            f"There are no runs here yet. One that starts will appear.\nStart one: {typed('train')}"
+        )
     listed = [_table(views, focus, canvas), Text("")] if len(views) > 1 else []
     return Group(*listed, *_in_full(views[focus], canvas, typed))
 
@@ -83,7 +96,10 @@ def _table(views: list[RunView], focus: int, canvas: Canvas) -> Table:
     width = canvas.width
     middle = width >= 70
     room = width - (44 if middle else 28)  # what is left beside the columns of numbers
-    names = min(max(len(one_line(view.name)) for view in views), max(8, room // 2) if middle else max(4, room))
+    names = min(
+        max(len(one_line(view.name)) for view in views),
+        max(8, room // 2) if middle else max(4, room),
+    )
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column("", width=1)
     grid.add_column("run", no_wrap=True, overflow="ellipsis", width=names)
@@ -136,12 +152,20 @@ def _in_full(view: RunView, canvas: Canvas, typed: Typed) -> list[RenderableType
         grid = Table.grid()
         grid.add_column(width=left.width)
         grid.add_column(width=right.width)
-        grid.add_row(*(Group(*(panel for panel in column if panel is not None)) for column in columns))
-        body: list[RenderableType | None] = [grid if view.summary.steps or view.summary.evaluations else None]
+        grid.add_row(
+            *(Group(*(panel for panel in column if panel is not None)) for column in columns)
+        )
+        body: list[RenderableType | None] = [
+            grid if view.summary.steps or view.summary.evaluations else None
+        ]
         body.append(machines(view, canvas))
     else:
         body = [draw(view, canvas) for draw in (learning, recall, step_phases, machine, machines)]
-    return [panel for panel in (*top, *body, happened(view, canvas, most=canvas.curve_height)) if panel is not None]
+    return [
+        panel
+        for panel in (*top, *body, happened(view, canvas, most=canvas.curve_height))
+        if panel is not None
+    ]
 
 
 def _title(view: RunView, width: int) -> Text:
@@ -154,7 +178,9 @@ def _title(view: RunView, width: int) -> Text:
     )
     if view.epoch and view.epochs:
         text.append(
-            f"  epoch {view.epoch} of {view.epochs}" if view.working else f"  {view.epoch} of {view.epochs} epochs"
+            f"  epoch {view.epoch} of {view.epochs}"
+            if view.working
+            else f"  {view.epoch} of {view.epochs} epochs"
         )
     speed = view.summary.pairs_per_second
     devices = f"on {one_line(view.devices_text(view.devices))}" if view.devices else ""
@@ -171,7 +197,11 @@ def _progress(view: RunView, canvas: Canvas) -> list[Text]:
         return []
     counted = f" {view.summary.step:,} of {total:,}  {view.progress:.0%}"
     done, rest = bar(view.progress, canvas.width - len(counted), canvas.plain)
-    lines = [Text.assemble((done, "green" if view.working else STATE_STYLES[view.status]), (rest, "dim"), counted)]
+    lines = [
+        Text.assemble(
+            (done, "green" if view.working else STATE_STYLES[view.status]), (rest, "dim"), counted
+        )
+    ]
     if view.status == "running":
         lines += _time_left(view, canvas.width)
     return lines
@@ -179,7 +209,12 @@ def _progress(view: RunView, canvas: Canvas) -> list[Text]:
 
 def _time_left(view: RunView, width: int) -> list[Text]:
     if view.silent_seconds:
-        return [Text(f"no event for {duration(view.silent_seconds)}: asleep, or stuck", style="bold yellow")]
+        return [
+            Text(
+                f"no event for {duration(view.silent_seconds)}: asleep, or stuck",
+                style="bold yellow",
+            )
+        ]
     left = view.time_left
     if left is None:
         return [Text("time left: known after a few steps", style="dim")]
@@ -204,22 +239,37 @@ def _ending(view: RunView, typed: Typed) -> list[Text]:
     sentence = {
         "finished": f"Finished in {took} of training.",
         "stopped": one_line(f"Stopped after step {step}{stopped_by(ending)}; all is saved."),
-        "failed": f"Failed after step {step}: {view.error[0]}" if ending else f"Did not start: {_why_not(view)}",
+        "failed": f"Failed after step {step}: {view.error[0]}"
+        if ending
+        else f"Did not start: {_why_not(view)}",
         "died": f"Ended without a word after step {step}; its last checkpoint is there.",
         "paused": f"Paused: {view.pause_reason}. It goes on by itself.",
-        "starting": "Waiting for the first step." if view.summary.started else "Getting ready: data, then the model.",
-        "waiting": f"Waiting for {one_line(view.waits_for)} to end." if view.waits_for else _not_there(view),
+        "starting": "Waiting for the first step."
+        if view.summary.started
+        else "Getting ready: data, then the model.",
+        "waiting": f"Waiting for {one_line(view.waits_for)} to end."
+        if view.waits_for
+        else _not_there(view),
         "gone": "Its folder was deleted.",
     }.get(view.status)
     if sentence is None:
         return []
     style = (
-        "bold red" if view.state in ("failed", "died", "gone") else "yellow" if view.status == "paused" else "default"
+        "bold red"
+        if view.state in ("failed", "died", "gone")
+        else "yellow"
+        if view.status == "paused"
+        else "default"
     )
     commands = next_commands(view, typed) if view.status not in ("paused", "starting") else []
     label = "Go on: " if view.state in ("stopped", "died") else "Next: "
-    lines = [f"{label if at == 0 else ' ' * len(label)}{command}" for at, command in enumerate(commands)]
-    return [Text(sentence, style=style, overflow="fold"), *(Text(line, overflow="fold") for line in lines)]
+    lines = [
+        f"{label if at == 0 else ' ' * len(label)}{command}" for at, command in enumerate(commands)
+    ]
+    return [
+        Text(sentence, style=style, overflow="fold"),
+        *(Text(line, overflow="fold") for line in lines),
+    ]
 
 
 def _why_not(view: RunView) -> str:

@@ -110,7 +110,11 @@ class LiveScreen:
         with _ending_well(self._suspend(keys)), self._screen(), keys:
             stale = True
             while True:
-                if stale or self._console.size != self._size or (self._pace.due() and self._watching.changed()):
+                if (
+                    stale
+                    or self._console.size != self._size
+                    or (self._pace.due() and self._watching.changed())
+                ):
                     with self._pace.counting():
                         self._watching.refresh()
                         self._draw()
@@ -141,7 +145,9 @@ class LiveScreen:
             if self._shown[at - 1 : at] != [line]
         ]
         rest = (
-            f"\x1b[{len(lines) + 1};1H\x1b[J" if len(lines) < self._size[1] and len(lines) != len(self._shown) else ""
+            f"\x1b[{len(lines) + 1};1H\x1b[J"
+            if len(lines) < self._size[1] and len(lines) != len(self._shown)
+            else ""
         )
         self._shown = lines
         if changes or rest:
@@ -150,7 +156,12 @@ class LiveScreen:
 
     def _lines(self, width: int, height: int) -> list[str]:
         watching = self._watching
-        drawn = draw(watching.views, watching.focus, Canvas.of(self._console, width, curve_height(height)), self._typed)
+        drawn = draw(
+            watching.views,
+            watching.focus,
+            Canvas.of(self._console, width, curve_height(height)),
+            self._typed,
+        )
         body, room = rendered(self._console, drawn, width), max(1, height - 1)
         self._scrolled = max(0, min(self._scrolled, len(body) - room))
         below = len(body) - room - self._scrolled
@@ -159,9 +170,15 @@ class LiveScreen:
             "j/k other run" if len(watching.runs) > 1 else "",
             "space/b scroll" if len(body) > room else "",
         ]
-        footer = Text("  ".join([*filter(None, keys), f"{below} more lines" if below > 0 else ""]), style="dim")
+        footer = Text(
+            "  ".join([*filter(None, keys), f"{below} more lines" if below > 0 else ""]),
+            style="dim",
+        )
         footer.truncate(width)
-        return [*body[self._scrolled : self._scrolled + room], *rendered(self._console, footer, width)]
+        return [
+            *body[self._scrolled : self._scrolled + room],
+            *rendered(self._console, footer, width),
+        ]
 
     @contextmanager
     def _screen(self) -> Iterator[None]:
@@ -242,7 +259,10 @@ def _windows_understands() -> bool:
 
     kernel = ctypes.windll.kernel32
     handle, mode = kernel.GetStdHandle(-11), ctypes.c_uint32()
-    return bool(kernel.GetConsoleMode(handle, ctypes.byref(mode)) and kernel.SetConsoleMode(handle, mode.value | 4))
+    return bool(
+        kernel.GetConsoleMode(handle, ctypes.byref(mode))
+        and kernel.SetConsoleMode(handle, mode.value | 4)
+    )
 
 
 def _forgive_characters() -> None:
@@ -325,7 +345,9 @@ class WatchedRuns:
         if self._every and self._time_to_search():
             self._searched = time.monotonic()
             known = {run.name for run in self.runs}
-            began = [run for run in all_runs() if run.name not in known and self._began_meanwhile(run)]
+            began = [
+                run for run in all_runs() if run.name not in known and self._began_meanwhile(run)
+            ]
             self.runs += [FollowedRun(run) for run in began]
         for run in self.runs:
             if run.changed():
@@ -389,7 +411,11 @@ def meanings(pressed: bytes) -> Iterator[str]:
         if pressed[:2] in (b"\x1b[", b"\x1bO"):
             # Such a sequence ends with a letter or a tilde.
             length = next(
-                (at + 1 for at in range(2, len(pressed)) if pressed[at : at + 1].isalpha() or pressed[at] == 126),
+                (
+                    at + 1
+                    for at in range(2, len(pressed))
+                    if pressed[at : at + 1].isalpha() or pressed[at] == 126
+                ),
                 len(pressed),
             )
         if meaning := _MEANINGS.get(pressed[:length]):
@@ -448,7 +474,10 @@ else:
             return self
 
         def __exit__(
-            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+            self,
+            kind: type[BaseException] | None,
+            error: BaseException | None,
+            trace: TracebackType | None,
         ) -> None:
             if self._input is not None:
                 try:
@@ -465,4 +494,6 @@ else:
             if not ready:
                 return []
             pressed = os.read(self._input, 1024)
-            return list(meanings(pressed)) if pressed else [QUIT]  # nothing more will come: the terminal is gone
+            return (
+                list(meanings(pressed)) if pressed else [QUIT]
+            )  # nothing more will come: the terminal is gone

@@ -92,7 +92,9 @@ class Door:
             return "This server answers to the address that it printed at its start, and to no other name."
         if any(_place(origin) != hosts[0] for origin in headers.getlist("origin")):
             return "Another site's page may not read this."
-        if followed_a_link(headers) and not (headers.get("sec-fetch-mode") == "navigate" and scope["path"] == "/"):
+        if followed_a_link(headers) and not (
+            headers.get("sec-fetch-mode") == "navigate" and scope["path"] == "/"
+        ):
             return "Another site's page may not use this."
         return None
 
@@ -120,7 +122,9 @@ class Door:
     def _cookie_in(self, headers: Headers) -> bool:
         # Taken apart by hand: other servers of this host have cookies too, and the parser of the standard library
         # gives up at the first that it does not like.
-        pairs = (pair.partition("=") for line in headers.getlist("cookie") for pair in line.split(";"))
+        pairs = (
+            pair.partition("=") for line in headers.getlist("cookie") for pair in line.split(";")
+        )
         name = self.cookie_name(headers)
         return bool(self.token) and any(
             key.strip() == name and _same(value.strip(), self.token) for key, _, value in pairs
@@ -131,7 +135,9 @@ class Door:
         return name in self.names or (self.any_address and is_address(name))
 
 
-def door_for(host: str, command: str, *, loopback: bool, token: bool = True, names: Iterable[str] = ()) -> Door:
+def door_for(
+    host: str, command: str, *, loopback: bool, token: bool = True, names: Iterable[str] = ()
+) -> Door:
     """The door of a server that listens at `host`, and that is also known by other names, as behind a proxy."""
     known = LOOPBACK_NAMES | {host.lower()} | {name.lower() for name in names}
     secret = secrets.token_urlsafe(24) if token else ""
@@ -282,7 +288,9 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     def _make_room(self) -> None:
-        there = [each for each in self.connections if isinstance(each, Connection) and not each.is_gone]
+        there = [
+            each for each in self.connections if isinstance(each, Connection) and not each.is_gone
+        ]
         idle = [each for each in there if not each.asking]
         if len(there) > self.most and idle:
             min(idle, key=lambda each: each._idle_since).transport.abort()

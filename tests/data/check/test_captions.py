@@ -25,10 +25,16 @@ CLIP = clip_tokenizer()
     ],
 )
 def test_copies_and_equal_captions_limit_recall(
-    looks: str, captions: list[list[str]], text_to_image: float, image_to_text: float, told_apart: float
+    looks: str,
+    captions: list[list[str]],
+    text_to_image: float,
+    image_to_text: float,
+    told_apart: float,
 ) -> None:
     found = ceilings(list(looks), captions, CLIP, 77)
-    assert found == pytest.approx({"t2i_r1": text_to_image, "i2t_r1": image_to_text, "told_apart": told_apart})
+    assert found == pytest.approx(
+        {"t2i_r1": text_to_image, "i2t_r1": image_to_text, "told_apart": told_apart}
+    )
 
 
 def test_captions_that_are_cut_to_the_same_tokens_cannot_be_told_apart() -> None:

@@ -18,7 +18,9 @@ FILES = list(odd_images().values())
 @settings(max_examples=examples(150))
 @given(
     data=st.sampled_from(FILES),
-    changes=st.lists(st.tuples(st.integers(0, 10_000), st.binary(min_size=1, max_size=6)), max_size=6),
+    changes=st.lists(
+        st.tuples(st.integers(0, 10_000), st.binary(min_size=1, max_size=6)), max_size=6
+    ),
     share=st.floats(0, 1),
 )
 @pytest.mark.filterwarnings("ignore")
@@ -34,7 +36,11 @@ def test_damaged_bytes_are_an_image_or_a_fault_and_never_an_error(
 
 
 def test_the_same_bytes_give_the_same_digest_and_others_another() -> None:
-    first, again, other = inspect_image(FILES[0]), inspect_image(bytes(FILES[0])), inspect_image(FILES[1])
+    first, again, other = (
+        inspect_image(FILES[0]),
+        inspect_image(bytes(FILES[0])),
+        inspect_image(FILES[1]),
+    )
     assert first == again
     assert first.digest != other.digest
 
@@ -43,7 +49,9 @@ def test_every_image_is_seen_in_order_and_a_missing_one_says_so(tmp_path: Path) 
     (tmp_path / "a.jpg").write_bytes(encoded(scene(1)))
     here, gone = ImageFile(tmp_path / "a.jpg", "a.jpg"), ImageFile(tmp_path / "b.jpg", "b.jpg")
     told: list[tuple[int, int]] = []
-    seen = inspect_images([here, gone, *[here] * AT_ONCE], lambda done, total: told.append((done, total)))
+    seen = inspect_images(
+        [here, gone, *[here] * AT_ONCE], lambda done, total: told.append((done, total))
+    )
     assert [facts.fault != "" for facts in seen] == [False, True, *[False] * AT_ONCE]
     assert "no such file" in seen[1].fault
     assert told == [(AT_ONCE, AT_ONCE + 2), (AT_ONCE + 2, AT_ONCE + 2)]

@@ -19,14 +19,22 @@ def write(folder: Path, text: str, name: str = "captions.csv", encoding: str = "
 
 
 @pytest.mark.parametrize("sign", [",", "\t", ";", "|"])
-@pytest.mark.parametrize("header", ["filepath{0}caption", "bild{0}beschreibung", "Image Name{0} Comment", ""])
+@pytest.mark.parametrize(
+    "header", ["filepath{0}caption", "bild{0}beschreibung", "Image Name{0} Comment", ""]
+)
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_any_separator_any_names_with_or_without_header(tmp_path: Path, sign: str, header: str, end: str) -> None:
+def test_any_separator_any_names_with_or_without_header(
+    tmp_path: Path, sign: str, header: str, end: str
+) -> None:
     make_images(tmp_path, "images/a.png", "images/b.png", "images/c.png")
-    rows = [f"images/{name}.png{sign}{caption}" for name, caption in zip("abc", CAPTIONS, strict=True)]
+    rows = [
+        f"images/{name}.png{sign}{caption}" for name, caption in zip("abc", CAPTIONS, strict=True)
+    ]
     write(tmp_path, end.join([header.format(sign), *rows] if header else rows))
     table = read(tmp_path)
-    assert found(table) == {f"images/{name}.png": (caption,) for name, caption in zip("abc", CAPTIONS, strict=True)}
+    assert found(table) == {
+        f"images/{name}.png": (caption,) for name, caption in zip("abc", CAPTIONS, strict=True)
+    }
     assert table.kind == "captions.csv"
     assert ("no header" in table.how) == (not header)
     assert {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}[sign] in table.how
@@ -36,7 +44,9 @@ def test_any_separator_any_names_with_or_without_header(tmp_path: Path, sign: st
 
 def test_columns_are_guessed_from_contents_when_names_say_nothing(tmp_path: Path) -> None:
     make_images(tmp_path, "a.png", "b.png", "c.png")
-    rows = [f"{n},{c},train,{name}.png" for n, (name, c) in enumerate(zip("abc", CAPTIONS, strict=True))]
+    rows = [
+        f"{n},{c},train,{name}.png" for n, (name, c) in enumerate(zip("abc", CAPTIONS, strict=True))
+    ]
     table = read(write(tmp_path, "w,x,y,z\n" + "\n".join(rows)))
     assert found(table)["b.png"] == (CAPTIONS[1],)
     assert set(splits(table).values()) == {"train"}
@@ -45,14 +55,18 @@ def test_columns_are_guessed_from_contents_when_names_say_nothing(tmp_path: Path
 
 def test_a_column_of_files_wins_over_a_column_with_a_better_name(tmp_path: Path) -> None:
     make_images(tmp_path, "a.png", "b.png")
-    table = read(write(tmp_path, "filepath,text,thumbnail\nx1,a brown dog,a.png\nx2,a black cat,b.png\n"))
+    table = read(
+        write(tmp_path, "filepath,text,thumbnail\nx1,a brown dog,a.png\nx2,a black cat,b.png\n")
+    )
     assert found(table) == {"a.png": ("a brown dog",), "b.png": ("a black cat",)}
 
 
 def test_columns_can_be_chosen(tmp_path: Path) -> None:
     make_images(tmp_path, "a.png", "b.png")
     write(tmp_path, "old,new,short,long\na.png,b.png,a dog,a brown dog in the snow\n", "list.txt")
-    table = read(tmp_path / "list.txt", picture_column="new", caption_column="short", separator="comma")
+    table = read(
+        tmp_path / "list.txt", picture_column="new", caption_column="short", separator="comma"
+    )
     assert found(table) == {"b.png": ("a dog",)}
     both = read(tmp_path / "list.txt", caption_column="short,long")
     assert found(both) == {"a.png": ("a dog", "a brown dog in the snow")}
@@ -122,21 +136,30 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
         (data / "c.png").symlink_to(data / "a.png")
     except OSError:
         pytest.skip("links cannot be made here")
-    table = read(write(data, "image,caption\na.png,a dog\nb.png,a cat\nlinked/b.png,a cat\nc.png,a dog again\n"))
+    table = read(
+        write(
+            data, "image,caption\na.png,a dog\nb.png,a cat\nlinked/b.png,a cat\nc.png,a dog again\n"
+        )
+    )
     assert set(found(table)) == {"a.png", "c.png"}
     assert all("a link that leads out" in why for why in skipped(table).values())
     assert len(skipped(table)) == 3  # two rows, and the folder itself
 
 
 def test_a_folder_whose_name_begins_alike_is_outside(tmp_path: Path) -> None:
-    data, secret = make_images(tmp_path / "data", "a.png"), make_images(tmp_path / "data-secret", "b.png")
+    data, secret = (
+        make_images(tmp_path / "data", "a.png"),
+        make_images(tmp_path / "data-secret", "b.png"),
+    )
     absolute = f"{secret / 'b.png'},by its whole name\n../data-secret/b.png,upwards\n"
     try:
         (data / "b.png").symlink_to(secret / "b.png")
         (data / "linked").symlink_to(secret, target_is_directory=True)
     except OSError:
         pytest.skip("links cannot be made here")
-    table = read(write(data, f"image,caption\na.png,a dog\nb.png,a link\nlinked/b.png,in a link\n{absolute}"))
+    table = read(
+        write(data, f"image,caption\na.png,a dog\nb.png,a link\nlinked/b.png,in a link\n{absolute}")
+    )
     assert found(table) == {"a.png": ("a dog",)}
     assert {row.image.read() for row in table.rows} == {(data / "a.png").read_bytes()}
     (data / "captions.csv").unlink()
@@ -145,7 +168,9 @@ def test_a_folder_whose_name_begins_alike_is_outside(tmp_path: Path) -> None:
     assert set(found(read(data))) == {"a.png"}
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252"])
+@pytest.mark.parametrize(
+    "encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252"]
+)
 def test_encodings_and_byte_order_marks(tmp_path: Path, encoding: str) -> None:
     make_images(tmp_path, "a.png")
     table = read(write(tmp_path, "image,caption\r\na.png,a café in Köln\r\n", encoding=encoding))
@@ -178,7 +203,10 @@ def test_nul_characters_and_huge_fields(tmp_path: Path) -> None:
     make_images(tmp_path, "a.png", "b.png", "c.png")
     huge = "word " * 300_000
     table = read(
-        write(tmp_path, f'image,caption\na.png,a\0 dog\nb.png,{huge}\nc.png,"{huge[:200_000]}"\na\0.png,a cat\n')
+        write(
+            tmp_path,
+            f'image,caption\na.png,a\0 dog\nb.png,{huge}\nc.png,"{huge[:200_000]}"\na\0.png,a cat\n',
+        )
     )
     assert found(table) == {"a.png": ("a dog",)}
     said = skipped(table)
@@ -205,13 +233,22 @@ def test_the_folder_of_the_images_can_be_named(tmp_path: Path) -> None:
 
 def test_names_without_ending_other_case_and_accents_are_found(tmp_path: Path) -> None:
     make_images(tmp_path, "img/one.PNG", "img/cafe\u0301.png", "img/three.png")
-    table = read(write(tmp_path, "id,text\none,a first thing\ncaf\u00e9.png,a second thing\nTHREE.png,a third thing\n"))
+    table = read(
+        write(
+            tmp_path,
+            "id,text\none,a first thing\ncaf\u00e9.png,a second thing\nTHREE.png,a third thing\n",
+        )
+    )
     assert len(table.rows) == 3
 
 
 def test_flickr8k_as_its_authors_give_it(tmp_path: Path) -> None:
     make_images(tmp_path / "Flicker8k_Dataset", "a.jpg", "b.jpg")
-    write(tmp_path, "a.jpg#0\tA dog , running .\na.jpg#1\tThe dog .\nb.jpg#0\tA cat .\n", "Flickr8k.token.txt")
+    write(
+        tmp_path,
+        "a.jpg#0\tA dog , running .\na.jpg#1\tThe dog .\nb.jpg#0\tA cat .\n",
+        "Flickr8k.token.txt",
+    )
     assert found(read(tmp_path))["Flicker8k_Dataset/a.jpg"] == ("A dog , running .", "The dog .")
     assert set(splits(read(tmp_path)).values()) == {""}
     write(tmp_path, "a.jpg\n", "Flickr_8k.trainImages.txt")
@@ -221,10 +258,18 @@ def test_flickr8k_as_its_authors_give_it(tmp_path: Path) -> None:
 
 def test_flickr_as_kaggle_gives_it(tmp_path: Path) -> None:
     make_images(tmp_path / "Images", "a.jpg", "b.jpg")
-    write(tmp_path, 'image,caption\na.jpg,"A dog , running ."\na.jpg,The dog .\nb.jpg,A cat .\n', "captions.txt")
+    write(
+        tmp_path,
+        'image,caption\na.jpg,"A dog , running ."\na.jpg,The dog .\nb.jpg,A cat .\n',
+        "captions.txt",
+    )
     assert found(read(tmp_path))["Images/a.jpg"] == ("A dog , running .", "The dog .")
-    other = make_images(tmp_path / "thirty" / "flickr30k_images" / "flickr30k_images", "a.jpg").parent.parent
-    write(other, "image_name| comment_number| comment\na.jpg| 0| A dog , running .\n", "results.csv")
+    other = make_images(
+        tmp_path / "thirty" / "flickr30k_images" / "flickr30k_images", "a.jpg"
+    ).parent.parent
+    write(
+        other, "image_name| comment_number| comment\na.jpg| 0| A dog , running .\n", "results.csv"
+    )
     assert list(found(read(other)).values()) == [("A dog , running .",)]
 
 
@@ -239,7 +284,9 @@ def test_a_table_a_split(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "just one column\nand another\n", "image,caption\n", "1,2\n3,4\n"])
+@pytest.mark.parametrize(
+    "text", ["", "\n\n", "just one column\nand another\n", "image,caption\n", "1,2\n3,4\n"]
+)
 def test_tables_without_pairs_say_so(tmp_path: Path, text: str) -> None:
     with pytest.raises(DataError) as caught:
         read(write(tmp_path, text) / "captions.csv")
@@ -265,7 +312,9 @@ def test_empty_cells_at_the_end_of_a_row_are_no_part_of_the_caption(tmp_path: Pa
     assert found(table) == {"a.png": ("a dog",), "b.png": ("a cat, and a dog",)}
 
 
-def test_the_folder_of_the_images_may_be_below_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_the_images_may_be_below_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_images(tmp_path / "home" / "photos", "a.png")
     for name in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
@@ -277,7 +326,9 @@ def test_the_folder_of_the_images_may_be_below_the_users_own(tmp_path: Path, mon
 @pytest.mark.parametrize("setting", ["auto", "caption"])
 def test_no_column_is_lost_because_another_one_has_its_name(tmp_path: Path, setting: str) -> None:
     make_images(tmp_path, "a.png", "b.png")
-    rows = "image,caption,split,caption\na.png,a dog,train,a brown dog\nb.png,a cat,val,a grey cat\n"
+    rows = (
+        "image,caption,split,caption\na.png,a dog,train,a brown dog\nb.png,a cat,val,a grey cat\n"
+    )
     table = read(write(tmp_path, rows), caption_column=setting)
     assert found(table) == {"a.png": ("a dog", "a brown dog"), "b.png": ("a cat", "a grey cat")}
     assert "2 columns are called caption, 2 of them are read" in table.how
@@ -300,6 +351,10 @@ def test_captions_that_are_numbers_are_read_and_said(tmp_path: Path) -> None:
 
 def test_a_column_of_sentences_wins_over_one_of_numbers_with_a_better_name(tmp_path: Path) -> None:
     make_images(tmp_path, "a.png", "b.png")
-    table = read(write(tmp_path, "image,caption,remarks\na.png,0,a dog in the snow\nb.png,1,a cat on a mat\n"))
+    table = read(
+        write(
+            tmp_path, "image,caption,remarks\na.png,0,a dog in the snow\nb.png,1,a cat on a mat\n"
+        )
+    )
     assert found(table) == {"a.png": ("a dog in the snow",), "b.png": ("a cat on a mat",)}
     assert note_on_numbers(table.rows) == ""

@@ -69,7 +69,9 @@ def damaged(whole: bytes) -> st.SearchStrategy[bytes]:
             content = content[:start] + new + content[start + length :]
         return content[:end]
 
-    return st.builds(damage, st.lists(change, min_size=1, max_size=4), st.one_of(st.just(1 << 30), place))
+    return st.builds(
+        damage, st.lists(change, min_size=1, max_size=4), st.one_of(st.just(1 << 30), place)
+    )
 
 
 GOOD_TABLE = b'filepath,caption,split\na.png,"a dog, running",train\nimages/b.png,a cat,val\nc.png,"say ""hi""",test\n'
@@ -78,7 +80,9 @@ GOOD_TABLE = b'filepath,caption,split\na.png,"a dog, running",train\nimages/b.pn
 @SHORT
 @given(
     content=st.one_of(
-        st.binary(max_size=300), damaged(GOOD_TABLE), st.text(max_size=200).map(lambda t: t.encode("utf-16"))
+        st.binary(max_size=300),
+        damaged(GOOD_TABLE),
+        st.text(max_size=200).map(lambda t: t.encode("utf-16")),
     )
 )
 @example(content=b'a.png,"\x00')
@@ -90,13 +94,19 @@ def test_any_bytes_as_a_table(folder: Path, content: bytes) -> None:
 
 
 # Rows whose fate is known: each is one record, whatever its neighbours are.
-WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], exclude_characters='"'), max_size=20)
+WORDS = st.text(
+    st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], exclude_characters='"'), max_size=20
+)
 QUOTED = st.text(st.sampled_from('ab ,"\n;é'), max_size=20)
-IMAGE = st.sampled_from([*NAMES, "gone.png", "../up.png", "/etc/x.png", "C:\\x.png", "./a.png", "images\\b.png"])
+IMAGE = st.sampled_from(
+    [*NAMES, "gone.png", "../up.png", "/etc/x.png", "C:\\x.png", "./a.png", "images\\b.png"]
+)
 ROW = st.one_of(
     st.tuples(IMAGE, WORDS).map(lambda row: f"{row[0]},{row[1]}"),
     st.tuples(IMAGE, QUOTED).map(lambda row: _written(*row)),
-    st.tuples(IMAGE, st.sampled_from(['"open', 'end"', 'a "b" c', '"a" b', '"', '""', ""])).map(",".join),
+    st.tuples(IMAGE, st.sampled_from(['"open', 'end"', 'a "b" c', '"a" b', '"', '""', ""])).map(
+        ",".join
+    ),
     st.sampled_from(["a.png", "no image at all", "a.png,one,two,three"]),
 )
 
@@ -110,8 +120,15 @@ def _written(*cells: str) -> str:
 @SHORT
 @example(rows=["a.png,0"] * 4, end="\n")
 @given(rows=st.lists(ROW, max_size=12), end=st.sampled_from(["\n", "\r\n"]))
-def test_every_row_of_a_table_is_kept_repeated_or_named(folder: Path, rows: list[str], end: str) -> None:
-    lines = ["image,caption", "a.png,a first row that is good", *rows, "c.png,a last row that is good"]
+def test_every_row_of_a_table_is_kept_repeated_or_named(
+    folder: Path, rows: list[str], end: str
+) -> None:
+    lines = [
+        "image,caption",
+        "a.png,a first row that is good",
+        *rows,
+        "c.png,a last row that is good",
+    ]
     table = survive(folder / "x.csv", end.join(lines).encode(), separator="comma")
     assert table is not None
     assert table.records == len(rows) + 2
@@ -130,33 +147,57 @@ VALUE = st.recursive(
     max_leaves=12,
 )  # fmt: skip
 GOOD_COCO = json.dumps(
-    {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [{"image_id": 1, "caption": "a dog"}]}
+    {
+        "images": [{"id": 1, "file_name": "a.png"}],
+        "annotations": [{"image_id": 1, "caption": "a dog"}],
+    }
 ).encode()
 GOOD_KARPATHY = json.dumps(
-    {"images": [{"filename": "a.png", "split": "restval", "sentences": [{"raw": "a dog"}, {"raw": "the dog"}]}]}
+    {
+        "images": [
+            {
+                "filename": "a.png",
+                "split": "restval",
+                "sentences": [{"raw": "a dog"}, {"raw": "the dog"}],
+            }
+        ]
+    }
 ).encode()
 
 
 @SHORT
 @given(
-    content=st.one_of(VALUE.map(lambda value: json.dumps(value).encode()), damaged(GOOD_COCO), damaged(GOOD_KARPATHY))
+    content=st.one_of(
+        VALUE.map(lambda value: json.dumps(value).encode()),
+        damaged(GOOD_COCO),
+        damaged(GOOD_KARPATHY),
+    )
 )
 @example(content=b"[" * 200_000)
 @example(content=b'{"a.png": "\\ud800 x"}')
 @example(content=b'{"\\ud800.png": "x", "a.png": "y"}')
 @example(content=b"9" * 10_000)
-@example(content=b'{"images": [{"id": 1e400, "file_name": "a.png"}], "annotations": [{"caption": NaN}]}')
+@example(
+    content=b'{"images": [{"id": 1e400, "file_name": "a.png"}], "annotations": [{"caption": NaN}]}'
+)
 def test_any_json(folder: Path, content: bytes) -> None:
     survive(folder / "x.json", content)
 
 
 @SHORT
 @given(
-    images=st.lists(VALUE, max_size=4), annotations=st.lists(VALUE, max_size=4), sentences=st.lists(VALUE, max_size=4)
+    images=st.lists(VALUE, max_size=4),
+    annotations=st.lists(VALUE, max_size=4),
+    sentences=st.lists(VALUE, max_size=4),
 )
-def test_every_entry_of_coco_and_karpathy_is_accounted_for(folder: Path, images, annotations, sentences) -> None:
+def test_every_entry_of_coco_and_karpathy_is_accounted_for(
+    folder: Path, images, annotations, sentences
+) -> None:
     good = {"id": "good", "file_name": "a.png"}
-    content = {"images": [good, *images], "annotations": [{"image_id": "good", "caption": "a dog"}, *annotations]}
+    content = {
+        "images": [good, *images],
+        "annotations": [{"image_id": "good", "caption": "a dog"}, *annotations],
+    }
     table = survive(folder / "x.json", json.dumps(content).encode())
     assert table is not None
     assert table.records >= 1 + len(annotations)
@@ -169,7 +210,9 @@ def test_every_entry_of_coco_and_karpathy_is_accounted_for(folder: Path, images,
 LINE = st.one_of(
     VALUE.map(json.dumps),
     st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=20),
-    st.tuples(IMAGE, st.text(max_size=9)).map(lambda row: json.dumps({"file_name": row[0], "text": row[1]})),
+    st.tuples(IMAGE, st.text(max_size=9)).map(
+        lambda row: json.dumps({"file_name": row[0], "text": row[1]})
+    ),
 )
 
 
@@ -178,10 +221,15 @@ LINE = st.one_of(
 def test_every_json_line_is_accounted_for(folder: Path, lines: list[str]) -> None:
     good = '{"file_name": "a.png", "text": "a good row"}'
     table = survive(
-        folder / "x.jsonl", "\n".join([good, *lines]).encode(), picture_column="file_name", caption_column="text"
+        folder / "x.jsonl",
+        "\n".join([good, *lines]).encode(),
+        picture_column="file_name",
+        caption_column="text",
     )
     assert table is not None
-    assert table.records >= 1 + sum(bool(line.strip()) for line in lines)  # a line may hold a list of captions
+    assert table.records >= 1 + sum(
+        bool(line.strip()) for line in lines
+    )  # a line may hold a list of captions
 
 
 def _tar(members: list[tuple[str, bytes]]) -> bytes:
@@ -220,21 +268,54 @@ def _header(name: bytes, size: bytes, kind: bytes) -> bytes:
 @given(
     parts=st.lists(
         st.tuples(
-            st.sampled_from([b"a.png", b"a.txt", b"../a.png", b"/a.txt", b"a.json", b"", b"\xff.png", b"."]),
+            st.sampled_from(
+                [b"a.png", b"a.txt", b"../a.png", b"/a.txt", b"a.json", b"", b"\xff.png", b"."]
+            ),
             st.one_of(
                 st.sampled_from(
-                    [b"0", b"5", b"-5", b"777", b"77777777777", b"\x80\0\0\0\0\0\0\0\0\0\0\5", b"\xff" * 12]
+                    [
+                        b"0",
+                        b"5",
+                        b"-5",
+                        b"777",
+                        b"77777777777",
+                        b"\x80\0\0\0\0\0\0\0\0\0\0\5",
+                        b"\xff" * 12,
+                    ]
                 ),
                 st.binary(max_size=12),
             ),
-            st.sampled_from([b"0", b"\0", b"1", b"2", b"3", b"5", b"6", b"7", b"L", b"K", b"x", b"g", b"S", b"Z"]),
-            st.one_of(st.binary(max_size=600), st.sampled_from([b"30 path=../../x.png\n", b"12 size=-99\n", b"0 x\n"])),
+            st.sampled_from(
+                [
+                    b"0",
+                    b"\0",
+                    b"1",
+                    b"2",
+                    b"3",
+                    b"5",
+                    b"6",
+                    b"7",
+                    b"L",
+                    b"K",
+                    b"x",
+                    b"g",
+                    b"S",
+                    b"Z",
+                ]
+            ),
+            st.one_of(
+                st.binary(max_size=600),
+                st.sampled_from([b"30 path=../../x.png\n", b"12 size=-99\n", b"0 x\n"]),
+            ),
         ),
         max_size=6,
     )
 )
 def test_any_headers_in_a_tar(folder: Path, parts: list[tuple[bytes, bytes, bytes, bytes]]) -> None:
-    padded = [_header(name, size, kind) + body + bytes(-len(body) % 512) for name, size, kind, body in parts]
+    padded = [
+        _header(name, size, kind) + body + bytes(-len(body) % 512)
+        for name, size, kind, body in parts
+    ]
     survive(folder / "x.tar", b"".join(padded))
 
 
@@ -271,7 +352,9 @@ def test_every_pair_of_a_tar_is_kept_or_named(folder: Path, groups: list[tuple])
 
 @SHORT
 @given(content=st.binary(max_size=200))
-def test_any_bytes_beside_an_image(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_any_bytes_beside_an_image(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
     folder = make_images(tmp_path_factory.mktemp("beside"), "a.png", "b.png")
     (folder / "a.txt").write_bytes(content)
     (folder / "b.txt").write_bytes(b"a good caption")
@@ -296,7 +379,9 @@ def test_an_oversized_file_is_left_out_and_named(tmp_path: Path) -> None:
         ImageInTar(shard, 512, 400 * 10**9, "data.tar:a.png").read()
 
 
-def test_an_image_for_which_memory_is_too_short_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_for_which_memory_is_too_short_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_memory(*_: object, **__: object) -> None:
         raise MemoryError
 

@@ -23,7 +23,11 @@ def test_a_text_beside_each_image(tmp_path: Path) -> None:
     (tmp_path / "README.txt").write_text("about")
     (tmp_path / ".DS_Store").write_text("x")
     table = read(tmp_path)
-    assert found(table) == {"a.png": ("a dog", "the dog"), "b.JPG": ("a cat",), "sub/d.png": ("un café",)}
+    assert found(table) == {
+        "a.png": ("a dog", "the dog"),
+        "b.JPG": ("a cat",),
+        "sub/d.png": ("un café",),
+    }
     assert table.repeated == 1
     assert skipped(table) == {
         "c.txt": "the caption is empty",
@@ -40,7 +44,9 @@ def test_texts_in_folders_of_splits(tmp_path: Path) -> None:
 
 
 def test_class_folders(tmp_path: Path) -> None:
-    make_images(tmp_path, "t-shirt/1.png", "golden_retriever/1.png", "golden_retriever/2.png", "stray.png")
+    make_images(
+        tmp_path, "t-shirt/1.png", "golden_retriever/1.png", "golden_retriever/2.png", "stray.png"
+    )
     table = read(tmp_path, prompts="a photo of a {}.|one {}")
     assert list(table.classes) == ["golden retriever", "t-shirt"]
     assert found(table)["t-shirt/1.png"] == ("a photo of a t-shirt.", "one t-shirt")
@@ -138,10 +144,16 @@ def test_links_and_pipes_in_a_folder_are_named(tmp_path: Path) -> None:
         (["model.bin"], "model.bin", "no form of data"),
         (["photos/a.png"], "photoz", "Did you mean"),
         (["a.tar"], "b-*.tar", "No file matches"),
-        (["one/captions.csv", "one/a.png", "two/captions.csv", "two/a.png"], "", "data sets of its own"),
+        (
+            ["one/captions.csv", "one/a.png", "two/captions.csv", "two/a.png"],
+            "",
+            "data sets of its own",
+        ),
     ],
 )
-def test_where_there_is_nothing_the_error_helps(tmp_path: Path, names: list[str], source: str, said: str) -> None:
+def test_where_there_is_nothing_the_error_helps(
+    tmp_path: Path, names: list[str], source: str, said: str
+) -> None:
     make_images(tmp_path, *names)
     with pytest.raises(DataError) as caught:
         read(tmp_path / source if source else tmp_path)
@@ -155,11 +167,15 @@ def test_reading_a_table_loads_no_torch(tmp_path: Path) -> None:
         "import sys; from lapclip.config import DataConfig; from lapclip.data.sources import read_table;"
         "read_table(DataConfig(source=sys.argv[1])); print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True
+    )
     assert done.stdout.strip() == "False", done.stderr
 
 
-@pytest.mark.parametrize("source", ["https://example.org/x.tar", "pipe:cat x.tar", "s3://x/y.tar", "", "a\0b"])
+@pytest.mark.parametrize(
+    "source", ["https://example.org/x.tar", "pipe:cat x.tar", "s3://x/y.tar", "", "a\0b"]
+)
 def test_sources_that_are_no_paths_are_refused(source: str) -> None:
     with pytest.raises(DataError):
         read(source)
@@ -170,7 +186,9 @@ def test_a_folder_of_links_that_lead_out_says_so(tmp_path: Path) -> None:
     (tmp_path / "snapshot" / "data").mkdir(parents=True)
     try:
         for number in (1, 2):
-            (tmp_path / "snapshot" / "data" / f"{number}.parquet").symlink_to(tmp_path / "blobs" / str(number))
+            (tmp_path / "snapshot" / "data" / f"{number}.parquet").symlink_to(
+                tmp_path / "blobs" / str(number)
+            )
     except OSError:
         pytest.skip("links cannot be made here")
     with pytest.raises(DataError, match="2 links lead out of it") as caught:
@@ -190,15 +208,22 @@ def test_tables_and_folders_around_the_data_that_are_links_are_named(tmp_path: P
     assert set(skipped(read(tmp_path / "data"))) == {"val.csv", "more"}
 
 
-def test_a_folder_that_is_secretly_a_link_is_not_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_secretly_a_link_is_not_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Junctions cannot be made everywhere, so the answer of the system is made up."""
     make_images(tmp_path, "dog/1.png", "cat/1.png", "out/1.png", "round/1.png")
     top, real = os.path.realpath(tmp_path), os.path.realpath
     leads = {os.path.join(top, "out"): os.path.dirname(top), os.path.join(top, "round"): top}
-    monkeypatch.setattr("os.path.realpath", lambda path, **more: leads.get(os.fspath(path)) or real(path, **more))
+    monkeypatch.setattr(
+        "os.path.realpath", lambda path, **more: leads.get(os.fspath(path)) or real(path, **more)
+    )
     table = read(tmp_path)
     assert set(found(table)) == {"dog/1.png", "cat/1.png"}
-    assert skipped(table) == {"out": "a link that leads out of the data's folder", "round": "a link to a folder"}
+    assert skipped(table) == {
+        "out": "a link that leads out of the data's folder",
+        "round": "a link to a folder",
+    }
 
 
 def test_numbers_of_classes_go_only_where_all_have_one(tmp_path: Path) -> None:

@@ -29,7 +29,9 @@ def write(path: Path, columns: dict[str, list], rows: int = 2) -> Path:
 def test_hugging_face_structs(tmp_path: Path) -> None:
     images = [{"bytes": image_bytes(shade), "path": f"{shade}.png"} for shade in range(5)]
     captions = [[f"the {n}", f"a {n}"] for n in range(5)]
-    table = read(write(tmp_path / "a.parquet", {"image": images, "caption": captions, "n": list(range(5))}))
+    table = read(
+        write(tmp_path / "a.parquet", {"image": images, "caption": captions, "n": list(range(5))})
+    )
     assert [row.captions for row in table.rows] == [(f"the {n}", f"a {n}") for n in range(5)]
     assert [row.image.read() for row in table.rows] == [image_bytes(shade) for shade in range(5)]
     assert list(found(table))[-1] == "a.parquet:5"
@@ -58,14 +60,19 @@ def test_a_folder_of_files_with_splits_in_their_names(tmp_path: Path) -> None:
 
 def test_a_file_that_names_images_instead_of_holding_them(tmp_path: Path) -> None:
     make_images(tmp_path / "images", "a.png", "b.png")
-    path = write(tmp_path / "list.parquet", {"file": ["a.png", "b.png", "c.png"], "text": ["a dog", "a cat", "a cow"]})
+    path = write(
+        tmp_path / "list.parquet",
+        {"file": ["a.png", "b.png", "c.png"], "text": ["a dog", "a cat", "a cow"]},
+    )
     table = read(path)
     assert found(table) == {"images/a.png": ("a dog",), "images/b.png": ("a cat",)}
     assert len(table.skipped) == 1
 
 
 def test_empty_images_are_errors_when_read(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", {"image": [image_bytes(), None], "text": ["a dog", "a cat"]})
+    path = write(
+        tmp_path / "a.parquet", {"image": [image_bytes(), None], "text": ["a dog", "a cat"]}
+    )
     table = read_table(DataConfig(source=str(path)))
     with pytest.raises(OSError, match="no bytes"):
         table.rows[1].image.read()
@@ -81,7 +88,11 @@ def test_files_that_are_no_parquet_say_so(tmp_path: Path, content: bytes) -> Non
 def test_threads_read_a_row_group_once_and_a_file_that_changes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write(tmp_path / "a.parquet", {"image": [image_bytes(n) for n in range(8)], "text": ["a dog"] * 8}, rows=8)
+    path = write(
+        tmp_path / "a.parquet",
+        {"image": [image_bytes(n) for n in range(8)], "text": ["a dog"] * 8},
+        rows=8,
+    )
     table = read_table(DataConfig(source=str(path)))
     read_group, begun, reads = source._read_group, threading.Barrier(8, timeout=60), []
 

@@ -67,8 +67,14 @@ def make_texts(folder: Path, rows: list[Row]) -> None:
 
 
 def make_tokens(folder: Path, rows: list[Row]) -> None:
-    lines = [f"{place(row, folder / 'photos' / leaf(row))}#{n}\t{c}" for row in rows for n, c in [(0, row.captions[0])]]
-    lines += [f"{leaf(row)}#{n}\t{caption}" for row in rows for n, caption in enumerate(row.captions)]
+    lines = [
+        f"{place(row, folder / 'photos' / leaf(row))}#{n}\t{c}"
+        for row in rows
+        for n, c in [(0, row.captions[0])]
+    ]
+    lines += [
+        f"{leaf(row)}#{n}\t{caption}" for row in rows for n, caption in enumerate(row.captions)
+    ]
     (folder / "Flickr8k.token.txt").write_text("\n".join(lines))
     for split, name in (("train", "train"), ("val", "dev")):
         listed = [leaf(row) for row in rows if row.split == split]
@@ -97,8 +103,15 @@ def make_coco(folder: Path, rows: list[Row]) -> None:
     (folder / "annotations").mkdir(parents=True)
     for split in ("train", "val"):
         own = [row for row in rows if row.split == split]
-        images = [{"id": n, "file_name": place(row, folder / f"{split}2017" / leaf(row))} for n, row in enumerate(own)]
-        annotations = [{"image_id": n, "caption": caption} for n, row in enumerate(own) for caption in row.captions]
+        images = [
+            {"id": n, "file_name": place(row, folder / f"{split}2017" / leaf(row))}
+            for n, row in enumerate(own)
+        ]
+        annotations = [
+            {"image_id": n, "caption": caption}
+            for n, row in enumerate(own)
+            for caption in row.captions
+        ]
         content = json.dumps({"images": images, "annotations": annotations})
         (folder / "annotations" / f"captions_{split}2017.json").write_text(content)
 
@@ -122,20 +135,37 @@ def make_shards(folder: Path, rows: list[Row]) -> None:
             for row in rows:
                 if row.split == split:
                     stem = leaf(row).removesuffix(".jpg")
-                    for ending, content in (("jpg", row.image.read()), ("txt", "\n".join(row.captions).encode())):
+                    for ending, content in (
+                        ("jpg", row.image.read()),
+                        ("txt", "\n".join(row.captions).encode()),
+                    ):
                         member = tarfile.TarInfo(f"{stem}.{ending}")
                         member.size = len(content)
                         shard.addfile(member, io.BytesIO(content))
 
 
 @pytest.mark.parametrize(
-    "make", [make_texts, make_tokens, make_semicolons, make_imagefolder, make_coco, make_karpathy, make_shards]
+    "make",
+    [
+        make_texts,
+        make_tokens,
+        make_semicolons,
+        make_imagefolder,
+        make_coco,
+        make_karpathy,
+        make_shards,
+    ],
 )
 def test_every_form_gives_the_same_rows(tmp_path: Path, some: list[Row], make) -> None:
     make(tmp_path / "data", some)
     table = read(tmp_path / "data")
     assert not table.skipped
-    by_leaf = {name.replace(":", "/").rpartition("/")[2]: captions for name, captions in found(table).items()}
+    by_leaf = {
+        name.replace(":", "/").rpartition("/")[2]: captions
+        for name, captions in found(table).items()
+    }
     assert by_leaf == {leaf(row): row.captions for row in some}
-    own = {name.replace(":", "/").rpartition("/")[2]: split for name, split in splits(table).items()}
+    own = {
+        name.replace(":", "/").rpartition("/")[2]: split for name, split in splits(table).items()
+    }
     assert own == {leaf(row): row.split for row in some}

@@ -50,7 +50,11 @@ def test_a_format_of_files_needs_its_own_class_and_nothing_else(tmp_path: Path) 
         by_pattern = True
 
         def recognise(self, names: Sequence[str]) -> Iterable[Form]:
-            yield Form(Specificity.SHARDS, [name for name in names if name.endswith(self.endings)], format=self)
+            yield Form(
+                Specificity.SHARDS,
+                [name for name in names if name.endswith(self.endings)],
+                format=self,
+            )
 
         def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
             for path, split in files.paths():
@@ -75,25 +79,38 @@ def test_a_format_of_files_needs_its_own_class_and_nothing_else(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("registry")
-def test_a_format_that_no_pattern_names_reads_the_same_from_its_folder_and_by_its_file(tmp_path: Path) -> None:
+def test_a_format_that_no_pattern_names_reads_the_same_from_its_folder_and_by_its_file(
+    tmp_path: Path,
+) -> None:
     @register
     class Notes(FileFormat):
         label = "notes"
         endings = (".notes",)
 
         def recognise(self, names: Sequence[str]) -> Iterable[Form]:
-            yield Form(Specificity.TEXT_FILES, [name for name in names if name.endswith(self.endings)], format=self)
+            yield Form(
+                Specificity.TEXT_FILES,
+                [name for name in names if name.endswith(self.endings)],
+                format=self,
+            )
 
         def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
             for path, split in files.paths():
                 for name in path.read_text().split():
-                    collector.add(ImageFile(path.parent / name, name), f"this is {name}", split, name)
+                    collector.add(
+                        ImageFile(path.parent / name, name), f"this is {name}", split, name
+                    )
             return "names of images"
 
     make_images(tmp_path, "a.png", "b.png")
     (tmp_path / "album.notes").write_text("a.png b.png")
-    assert [row.image.name for row in read_table(DataConfig(source=str(tmp_path))).rows] == ["a.png", "b.png"]
-    assert [row.split for row in read_table(DataConfig(source=str(tmp_path / "album.notes"))).rows] == ["", ""]
+    assert [row.image.name for row in read_table(DataConfig(source=str(tmp_path))).rows] == [
+        "a.png",
+        "b.png",
+    ]
+    assert [
+        row.split for row in read_table(DataConfig(source=str(tmp_path / "album.notes"))).rows
+    ] == ["", ""]
 
 
 @pytest.mark.usefixtures("registry")
@@ -107,17 +124,28 @@ def test_a_built_in_source_needs_its_own_class_and_nothing_else(tmp_path: Path) 
             for shade in range(10):
                 path = tmp_path / f"{shade}.png"
                 path.write_bytes(image_bytes(shade))
-                collector.add(ImageFile(path, path.name), f"shade {shade}", "val" if shade > 7 else "train", path.name)
+                collector.add(
+                    ImageFile(path, path.name),
+                    f"shade {shade}",
+                    "val" if shade > 7 else "train",
+                    path.name,
+                )
             return collector.table(self.name, "squares")
 
     config = DataConfig(source="squares", min_pairs=2)
     assert absolute("squares") == "squares"
     assert find_source("squares").count_images(config) == 8
-    assert {split: len(pairs) for split, pairs in load_data(config, 8).splits.items()} == {"train": 8, "val": 2}
+    assert {split: len(pairs) for split, pairs in load_data(config, 8).splits.items()} == {
+        "train": 8,
+        "val": 2,
+    }
 
 
 def test_what_comes_with_lapclip_is_known_by_name_and_all_else_is_files(tmp_path: Path) -> None:
-    assert {name: source.is_drawn for name, source in BUILT_IN.items()} == {"scenes": True, "emoji": False}
+    assert {name: source.is_drawn for name, source in BUILT_IN.items()} == {
+        "scenes": True,
+        "emoji": False,
+    }
     assert not find_source(str(tmp_path)).name
     assert absolute("photos") == os.path.abspath("photos")
 
@@ -125,7 +153,10 @@ def test_what_comes_with_lapclip_is_known_by_name_and_all_else_is_files(tmp_path
 def test_every_file_of_the_folder_registers_what_it_holds() -> None:
     """But for the registry, and for the source that asks the formats."""
     homes = {type(each).__module__.rpartition(".")[2] for each in (*BUILT_IN.values(), *FORMATS)}
-    assert homes == {found.name for found in pkgutil.iter_modules(sources.__path__)} - {"registry", "files"}
+    assert homes == {found.name for found in pkgutil.iter_modules(sources.__path__)} - {
+        "registry",
+        "files",
+    }
 
 
 def test_a_name_says_one_format() -> None:
@@ -135,7 +166,15 @@ def test_a_name_says_one_format() -> None:
 
 
 def test_tables_of_several_formats_are_one_form() -> None:
-    names = ["a/metadata.csv", "b/metadata.jsonl", "captions.csv", "captions.jsonl", "other.tsv", "x.json", "y.tar"]
+    names = [
+        "a/metadata.csv",
+        "b/metadata.jsonl",
+        "captions.csv",
+        "captions.jsonl",
+        "other.tsv",
+        "x.json",
+        "y.tar",
+    ]
     assert [(form.specificity, list(form.files), form.sure) for form in forms_in(names)] == [
         (Specificity.METADATA, names[:2], True),
         (Specificity.CAPTIONS, names[2:4], True),
@@ -166,7 +205,9 @@ def test_drawn_data_is_listed_and_loaded_like_files() -> None:
 def test_no_module_outside_data_compares_the_name_of_a_source() -> None:
     """Callers ask the source; a name in an `if` would have to be found again for the next one."""
     package = Path(lapclip.__file__).parent
-    compared = re.compile(r"""[=!]=\s*(SCENES|["'](scenes|emoji)["'])|\bin \([^)]*["'](scenes|emoji)["']""")
+    compared = re.compile(
+        r"""[=!]=\s*(SCENES|["'](scenes|emoji)["'])|\bin \([^)]*["'](scenes|emoji)["']"""
+    )
     found = [
         f"{path.relative_to(package)}: {line.strip()}"
         for path in package.rglob("*.py")

@@ -42,13 +42,21 @@ def test_pairs_are_read_where_they_lie(tmp_path: Path, form: int) -> None:
         "a.tar:0002.webp": ("a cat",),
         f"a.tar:{far}0003.PNG": ("ein Käfer",),
     }
-    assert [row.image.read() for row in table.rows] == [image_bytes(1), image_bytes(2), image_bytes(3)]
+    assert [row.image.read() for row in table.rows] == [
+        image_bytes(1),
+        image_bytes(2),
+        image_bytes(3),
+    ]
     assert splits(table)["a.tar:0002.webp"] == "val"
     assert all(isinstance(row.image, ImageInTar) for row in table.rows)
 
 
 def test_a_key_can_be_chosen(tmp_path: Path) -> None:
-    members = {"1.jpg": image_bytes(), "1.txt": b"short", "1.json": b'{"caption": "long", "alt": "other"}'}
+    members = {
+        "1.jpg": image_bytes(),
+        "1.txt": b"short",
+        "1.json": b'{"caption": "long", "alt": "other"}',
+    }
     path = shard(tmp_path / "a.tar", members)
     assert found(read(path)) == {"a.tar:1.jpg": ("short",)}
     assert found(read(path, caption_column="alt")) == {"a.tar:1.jpg": ("other",)}
@@ -62,7 +70,11 @@ def test_folders_patterns_and_ranges(tmp_path: Path) -> None:
     table = read(f"{tmp_path}/p-{{00001..00003}}.tar")
     assert set(found(table)) == {"p-00001.tar:x.jpg", "p-00002.tar:x.jpg"}
     assert list(skipped(table).values()) == ["there is no such file"]
-    assert [path.name for path in expand("a{x,y}-{8..10}.tar")][1:4] == ["ax-9.tar", "ax-10.tar", "ay-8.tar"]
+    assert [path.name for path in expand("a{x,y}-{8..10}.tar")][1:4] == [
+        "ax-9.tar",
+        "ax-10.tar",
+        "ay-8.tar",
+    ]
     with pytest.raises(DataError, match="more than"):
         expand("{0..999999999999}.tar")
     with pytest.raises(DataError, match="more than"):
@@ -108,7 +120,8 @@ def test_what_is_left_out_is_named(tmp_path: Path) -> None:
 def test_a_damaged_shard_gives_what_came_before(tmp_path: Path) -> None:
     endings = {"jpg": image_bytes(), "txt": b"x y"}
     path = shard(
-        tmp_path / "a.tar", {f"{n}.{ending}": content for n in range(4) for ending, content in endings.items()}
+        tmp_path / "a.tar",
+        {f"{n}.{ending}": content for n in range(4) for ending, content in endings.items()},
     )
     whole = path.read_bytes()  # a block of 512 bytes for each header and each content
     path.write_bytes(whole[: 9 * 512 + 30])
@@ -136,22 +149,36 @@ def test_names_with_points_are_pairs_and_other_images_of_a_sample_are_named(tmp_
         "7.jpg": image_bytes(3), "7.mask.png": image_bytes(4), "7.cls": b"3", "7.txt": b"three",
     }  # fmt: skip
     table = read(shard(tmp_path / "a.tar", members))
-    assert found(table) == {"a.tar:img.1.png": ("one",), "a.tar:img.2.png": ("two",), "a.tar:7.jpg": ("three",)}
+    assert found(table) == {
+        "a.tar:img.1.png": ("one",),
+        "a.tar:img.2.png": ("two",),
+        "a.tar:7.jpg": ("three",),
+    }
     assert skipped(table) == {"a.tar:7.mask.png": "no caption"}
 
 
 def test_a_pair_whose_json_is_damaged_is_left_out_because_its_split_is_lost(tmp_path: Path) -> None:
     pair = {"jpg": image_bytes(), "txt": b"a dog"}
-    jsons = {"good": b'{"split": "test"}', "cut": b'{"split": "te', "list": b"[1]", "long": b"[" + b" " * 1_000_001}
+    jsons = {
+        "good": b'{"split": "test"}',
+        "cut": b'{"split": "te',
+        "list": b"[1]",
+        "long": b"[" + b" " * 1_000_001,
+    }
     members = {f"{name}.{ending}": content for name in jsons for ending, content in pair.items()}
     members |= {f"{name}.json": content for name, content in jsons.items()}
     table = read(shard(tmp_path / "a.tar", dict(sorted(members.items()))))
     assert splits(table) == {"a.tar:good.jpg": "test", "a.tar:list.jpg": ""}
-    assert skipped(table) == {"a.tar:cut.jpg": "its JSON is damaged", "a.tar:long.jpg": "its JSON is too long"}
+    assert skipped(table) == {
+        "a.tar:cut.jpg": "its JSON is damaged",
+        "a.tar:long.jpg": "its JSON is too long",
+    }
 
 
 @pytest.mark.parametrize("more", ["another shard", "zeros"])
-def test_what_follows_the_end_of_a_shard_is_not_lost_without_a_word(tmp_path: Path, more: str) -> None:
+def test_what_follows_the_end_of_a_shard_is_not_lost_without_a_word(
+    tmp_path: Path, more: str
+) -> None:
     path = shard(tmp_path / "a.tar", {"1.jpg": image_bytes(1), "1.txt": b"one"})
     assert not skipped(read(path))
     other = shard(tmp_path / "b.tar", {"2.jpg": image_bytes(2), "2.txt": b"two"})
@@ -162,13 +189,20 @@ def test_what_follows_the_end_of_a_shard_is_not_lost_without_a_word(tmp_path: Pa
     assert "damaged: zeros at byte 2,048" in skipped(table)["a.tar"]
 
 
-def test_a_list_of_shards_may_mix_whole_and_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_shards_may_mix_whole_and_relative_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("one/a.tar", "two/b.tar"):
         shard(tmp_path / name, {"x.jpg": image_bytes(), "x.txt": b"a thing"})
     monkeypatch.chdir(tmp_path)
-    assert set(found(read(f"{{{tmp_path}/one/a,two/b}}.tar"))) == {"one/a.tar:x.jpg", "two/b.tar:x.jpg"}
+    assert set(found(read(f"{{{tmp_path}/one/a,two/b}}.tar"))) == {
+        "one/a.tar:x.jpg",
+        "two/b.tar:x.jpg",
+    }
     assert set(found(read("{one/a,two/b}.tar"))) == {"one/a.tar:x.jpg", "two/b.tar:x.jpg"}
-    monkeypatch.setattr("os.path.commonpath", lambda paths: int("two drives"))  # a ValueError, as Windows has it
+    monkeypatch.setattr(
+        "os.path.commonpath", lambda paths: int("two drives")
+    )  # a ValueError, as Windows has it
     with pytest.raises(DataError, match="several drives"):
         read("{one/a,two/b}.tar")
 

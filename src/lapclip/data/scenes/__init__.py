@@ -70,7 +70,10 @@ class Scene:
 
     def differences(self, other: Scene) -> int:
         """In how many attributes two scenes differ; the category goes with the thing."""
-        return sum(mine != theirs for mine, theirs in zip(_ATTRIBUTES(self), _ATTRIBUTES(other), strict=True))
+        return sum(
+            mine != theirs
+            for mine, theirs in zip(_ATTRIBUTES(self), _ATTRIBUTES(other), strict=True)
+        )
 
 
 _ATTRIBUTES = attrgetter("thing", "colour", "count", "position", "setting")
@@ -97,7 +100,9 @@ def split_scenes(train_count: int, seed: int) -> dict[str, list[Scene]]:
     excluded = {scene for scenes in held_out.values() for scene in scenes}
     rest = [scene for category in THINGS for scene in all_scenes(category) if scene not in excluded]
     if train_count > len(rest):
-        raise ConfigError(f"data.train_pairs {train_count} is more than there are scenes to train on, {len(rest)}.")
+        raise ConfigError(
+            f"data.train_pairs {train_count} is more than there are scenes to train on, {len(rest)}."
+        )
     return {"train": _shuffled(rest, random)[:train_count], **held_out}
 
 
@@ -107,7 +112,10 @@ def describe(scene: Scene, random: Random) -> str:
     if count == "a" and scene.colour[0] in "aeiou":
         count = "an"
     thing = scene.thing if scene.count == 1 else _PLURALS.get(scene.thing, f"{scene.thing}s")
-    position, setting = _draw(_POSITION_WORDS[scene.position], random), _draw(_SETTING_WORDS[scene.setting], random)
+    position, setting = (
+        _draw(_POSITION_WORDS[scene.position], random),
+        _draw(_SETTING_WORDS[scene.setting], random),
+    )
     return _draw(_SENTENCES, random).format(
         things=f"{count} {scene.colour} {thing}", position=position, setting=setting
     )

@@ -24,7 +24,9 @@ WORTH_A_PROCESS, MOST_PROCESSES = 400, 16
 """Scenes that take longer to draw than a process to start, and the most that are started."""
 
 
-def draw_all(scenes: Sequence[Scene], side: int, first_seed: int, processes: int | None = None) -> Iterator[np.ndarray]:
+def draw_all(
+    scenes: Sequence[Scene], side: int, first_seed: int, processes: int | None = None
+) -> Iterator[np.ndarray]:
     """The image of each scene, in order; their seeds follow each other."""
     if processes is None:
         processes = min(logical_cores(), MOST_PROCESSES, len(scenes) // WORTH_A_PROCESS)
@@ -37,7 +39,11 @@ def draw_all(scenes: Sequence[Scene], side: int, first_seed: int, processes: int
                 _ask(helper, scenes[at::processes], side, [first_seed + at, processes])
                 helpers.append(helper)
         for at, scene in enumerate(scenes):
-            data = _read(helpers[at % processes], 3 * side * side) if len(helpers) > at % max(1, processes) else b""
+            data = (
+                _read(helpers[at % processes], 3 * side * side)
+                if len(helpers) > at % max(1, processes)
+                else b""
+            )
             if len(data) == 3 * side * side:
                 yield np.frombuffer(data, dtype=np.uint8).reshape(side, side, 3)
             else:
@@ -46,12 +52,18 @@ def draw_all(scenes: Sequence[Scene], side: int, first_seed: int, processes: int
 
 def _start_helper() -> subprocess.Popen[bytes]:
     """A process that draws, with the modules of this one, whose folders may have been named from another folder."""
-    found = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if os.path.isabs(path))}
+    found = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if os.path.isabs(path))
+    }
     pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
-    return subprocess.Popen(python("-m", __name__), stdin=pipe, stdout=pipe, stderr=nowhere, env=found)
+    return subprocess.Popen(
+        python("-m", __name__), stdin=pipe, stdout=pipe, stderr=nowhere, env=found
+    )
 
 
-def _ask(helper: subprocess.Popen[bytes], scenes: Sequence[Scene], side: int, seeds: list[int]) -> None:
+def _ask(
+    helper: subprocess.Popen[bytes], scenes: Sequence[Scene], side: int, seeds: list[int]
+) -> None:
     """Have a process draw some scenes; `seeds` are the first one's and how far they are apart."""
     request = {"scenes": [astuple(scene) for scene in scenes], "side": side, "seeds": seeds}
     assert helper.stdin is not None

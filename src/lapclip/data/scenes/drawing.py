@@ -32,7 +32,12 @@ SETTINGS = {
     "night": Setting((10, 14, 48), (40, 50, 104), (20, 24, 58), 0.62),
     "snow": Setting((166, 176, 190), (206, 212, 220), (244, 247, 252), 0.86),
 }
-GROUNDS = {"nature": (150, 172, 120), "animals": (164, 184, 118), "urban": (150, 150, 152), "food": (206, 190, 170)}
+GROUNDS = {
+    "nature": (150, 172, 120),
+    "animals": (164, 184, 118),
+    "urban": (150, 150, 152),
+    "food": (206, 190, 170),
+}
 POSITIONS = {"left": 0.24, "middle": 0.5, "right": 0.76}
 # For each count: the height of a thing, and where each stands as (x from the middle of the group, y).
 GROUPS: dict[int, tuple[float, list[Point]]] = {
@@ -82,7 +87,9 @@ class Canvas:
 
     def lit(self, colour: Colour, distance: float = 0) -> Colour:
         """Return a colour as the light of the setting shows it; distant colours fade into the sky."""
-        return mix(mix(colour, self.setting.tint, self.setting.amount), self.setting.sky_low, distance)
+        return mix(
+            mix(colour, self.setting.tint, self.setting.amount), self.setting.sky_low, distance
+        )
 
     def box(self, left: float, top: float, right: float, bottom: float, fill: Colour) -> None:
         corners = [round(value * self.side) for value in (left, top, right, bottom)]
@@ -118,7 +125,9 @@ def _sky(canvas: Canvas, dice: Dice, setting: str, horizon: float) -> None:
     elif setting == "night":
         for _ in range(dice.whole(18, 28)):
             star = dice.between(0.005, 0.01)
-            canvas.ellipse(dice.roll(), dice.between(0, horizon - 0.04), star, star, (226, 230, 250))
+            canvas.ellipse(
+                dice.roll(), dice.between(0, horizon - 0.04), star, star, (226, 230, 250)
+            )
         canvas.ellipse(x, y, 0.075, 0.075, (240, 238, 214))
         canvas.ellipse(x + 0.035, y - 0.02, 0.06, 0.06, mix(top, low, 0.15))
     if setting in ("noon", "sunset"):
@@ -148,11 +157,23 @@ def _hills(canvas: Canvas, dice: Dice, horizon: float, ground: Colour) -> None:
     for distance, height in ((0.5, 0.16), (0.3, 0.08)):
         for _ in range(3):
             hill = canvas.lit(mix(ground, (96, 120, 110), 0.5), distance)
-            canvas.ellipse(dice.roll(), horizon + 0.02, dice.between(0.2, 0.4), height * dice.between(0.5, 1), hill)
+            canvas.ellipse(
+                dice.roll(),
+                horizon + 0.02,
+                dice.between(0.2, 0.4),
+                height * dice.between(0.5, 1),
+                hill,
+            )
     _ground(canvas, horizon, ground)
     for _ in range(2):
         slope = canvas.lit(mix(ground, BLACK, 0.07))
-        canvas.ellipse(dice.roll(), dice.between(0.75, 1.05), dice.between(0.3, 0.6), dice.between(0.04, 0.1), slope)
+        canvas.ellipse(
+            dice.roll(),
+            dice.between(0.75, 1.05),
+            dice.between(0.3, 0.6),
+            dice.between(0.04, 0.1),
+            slope,
+        )
 
 
 def _meadow(canvas: Canvas, dice: Dice, horizon: float, ground: Colour) -> None:
@@ -236,7 +257,11 @@ def _group(canvas: Canvas, dice: Dice, scene: Scene) -> None:
         tall = height * growth * dice.between(0.97, 1.03)
         x, y = middle + offset * flip, base + dice.between(-0.015, 0.015)
         canvas.ellipse(x, y, tall * 0.42, tall * 0.07, shadow)
-        foot, mirrored, lean = (x * canvas.side, y * canvas.side), dice.roll() < 0.5, dice.between(-0.06, 0.06)
+        foot, mirrored, lean = (
+            (x * canvas.side, y * canvas.side),
+            dice.roll() < 0.5,
+            dice.between(-0.06, 0.06),
+        )
         pen = Pen(canvas.ink, foot, tall * canvas.side, outline_width, body, mirrored, lean)
         THINGS[scene.thing](pen)
         pen.ink()
@@ -245,7 +270,9 @@ def _group(canvas: Canvas, dice: Dice, scene: Scene) -> None:
 def _shifted(colour: Colour, dice: Dice) -> Colour:
     """Vary a colour a little, never so far that it would take another name."""
     light = dice.between(0.93, 1.03)
-    red, green, blue = (min(255, max(0, round(part * light + dice.between(-7, 7)))) for part in colour)
+    red, green, blue = (
+        min(255, max(0, round(part * light + dice.between(-7, 7)))) for part in colour
+    )
     return red, green, blue
 
 

@@ -65,14 +65,26 @@ class Pen:
 
     def unlike_body(self, first: Colour, second: Colour) -> Colour:
         """Return whichever of the two colours stands out more against the body."""
-        return max(first, second, key=lambda colour: sum(abs(a - b) for a, b in zip(colour, self.body, strict=True)))
+        return max(
+            first,
+            second,
+            key=lambda colour: sum(abs(a - b) for a, b in zip(colour, self.body, strict=True)),
+        )
 
-    def polygon(self, points: Sequence[Point], fill: Colour | None = None, detail: bool = False) -> None:
+    def polygon(
+        self, points: Sequence[Point], fill: Colour | None = None, detail: bool = False
+    ) -> None:
         """Add a filled polygon; a detail lies inside the thing and gets no outline."""
         self._add(points, fill, 0, detail)
 
     def box(
-        self, left: float, top: float, right: float, bottom: float, fill: Colour | None = None, detail: bool = False
+        self,
+        left: float,
+        top: float,
+        right: float,
+        bottom: float,
+        fill: Colour | None = None,
+        detail: bool = False,
     ) -> None:
         self._add([(left, top), (right, top), (right, bottom), (left, bottom)], fill, 0, detail)
 
@@ -88,10 +100,19 @@ class Pen:
     ) -> None:
         """Add an ellipse around (x, y) with the two given radii, turned clockwise by `turn` degrees."""
         cos, sin = math.cos(math.radians(turn)), math.sin(math.radians(turn))
-        points = [(x + across * a * cos - down * b * sin, y + across * a * sin + down * b * cos) for a, b in CIRCLE]
+        points = [
+            (x + across * a * cos - down * b * sin, y + across * a * sin + down * b * cos)
+            for a, b in CIRCLE
+        ]
         self._add(points, fill, 0, detail)
 
-    def line(self, points: Sequence[Point], width: float, fill: Colour | None = None, detail: bool = False) -> None:
+    def line(
+        self,
+        points: Sequence[Point],
+        width: float,
+        fill: Colour | None = None,
+        detail: bool = False,
+    ) -> None:
         self._add(points, fill, max(1, round(width * self.height)), detail)
 
     def _add(self, points: Sequence[Point], fill: Colour | None, width: int, detail: bool) -> None:
@@ -100,7 +121,12 @@ class Pen:
             u, v = (x - 0.5) * self.mirror, y - 1
             # The lean is a turn by a small angle, for which cos is 1 and sin the angle itself.
             across, down = u - v * self.lean, v + u * self.lean
-            placed.append((round(self.foot[0] + across * self.height), round(self.foot[1] + down * self.height)))
+            placed.append(
+                (
+                    round(self.foot[0] + across * self.height),
+                    round(self.foot[1] + down * self.height),
+                )
+            )
         (self.details if detail else self.shapes).append((placed, fill or self.body, width))
 
     def ink(self) -> None:
@@ -120,7 +146,10 @@ class Pen:
 
 def _spiral(x: float, y: float, radius: float, turns: float, steps: int = 22) -> list[Point]:
     angles = [(step / steps, step / steps * turns * math.tau) for step in range(steps + 1)]
-    return [(x + radius * grown * math.cos(angle), y + radius * grown * math.sin(angle)) for grown, angle in angles]
+    return [
+        (x + radius * grown * math.cos(angle), y + radius * grown * math.sin(angle))
+        for grown, angle in angles
+    ]
 
 
 def _eye(pen: Pen, x: float, y: float, radius: float = 0.05) -> None:
@@ -130,7 +159,13 @@ def _eye(pen: Pen, x: float, y: float, radius: float = 0.05) -> None:
 
 def _tree(pen: Pen) -> None:
     pen.box(0.43, 0.55, 0.57, 1, BROWN)
-    for x, y, radius in ((0.27, 0.47, 0.2), (0.73, 0.47, 0.2), (0.36, 0.24, 0.2), (0.64, 0.24, 0.2), (0.5, 0.42, 0.26)):
+    for x, y, radius in (
+        (0.27, 0.47, 0.2),
+        (0.73, 0.47, 0.2),
+        (0.36, 0.24, 0.2),
+        (0.64, 0.24, 0.2),
+        (0.5, 0.42, 0.26),
+    ):
         pen.ellipse(x, y, radius, radius)
     for x, y in ((0.32, 0.52), (0.66, 0.5), (0.55, 0.27)):
         pen.ellipse(x, y, 0.09, 0.04, pen.shade, detail=True)
@@ -146,7 +181,12 @@ def _flower(pen: Pen) -> None:
         turn = step * 60 + 30
         x, y = math.cos(math.radians(turn)), math.sin(math.radians(turn))
         pen.ellipse(0.5 + 0.22 * x, 0.34 + 0.22 * y, 0.15, 0.13, turn=turn)
-        pen.line([(0.5 + 0.1 * x, 0.34 + 0.1 * y), (0.5 + 0.26 * x, 0.34 + 0.26 * y)], 0.025, pen.shade, detail=True)
+        pen.line(
+            [(0.5 + 0.1 * x, 0.34 + 0.1 * y), (0.5 + 0.26 * x, 0.34 + 0.26 * y)],
+            0.025,
+            pen.shade,
+            detail=True,
+        )
     pen.ellipse(0.5, 0.34, 0.11, 0.11, pen.unlike_body(LEMON, BROWN), detail=True)
 
 
@@ -155,7 +195,12 @@ def _mushroom(pen: Pen) -> None:
     pen.ink()
     dome = [(0.5 + 0.47 * x, 0.56 + 0.5 * y) for x, y in CIRCLE if y < 0.01]
     pen.polygon([*dome, (0.92, 0.62), (0.08, 0.62)])
-    for x, y, radius in ((0.5, 0.22, 0.09), (0.26, 0.42, 0.08), (0.73, 0.4, 0.08), (0.5, 0.5, 0.06)):
+    for x, y, radius in (
+        (0.5, 0.22, 0.09),
+        (0.26, 0.42, 0.08),
+        (0.73, 0.4, 0.08),
+        (0.5, 0.5, 0.06),
+    ):
         pen.ellipse(x, y, radius, radius * 0.85, pen.unlike_body(WHITE, SILVER), detail=True)
 
 
@@ -229,7 +274,9 @@ def _snail(pen: Pen) -> None:
         pen.line([(0.13, 0.6), (x, 0.36)], 0.035, TAN)
         pen.ellipse(x, 0.36, 0.035, 0.035, BLACK)
     pen.ellipse(0.14, 0.67, 0.12, 0.12, TAN)
-    pen.polygon([(0.04, 0.68), (0.26, 0.68), (0.34, 0.84), (0.8, 0.84), (1, 0.99), (0.12, 0.99)], TAN)
+    pen.polygon(
+        [(0.04, 0.68), (0.26, 0.68), (0.34, 0.84), (0.8, 0.84), (1, 0.99), (0.12, 0.99)], TAN
+    )
     pen.ellipse(0.11, 0.63, 0.025, 0.03, BLACK, detail=True)
     pen.ink()
     pen.ellipse(0.59, 0.53, 0.37, 0.37)
@@ -328,7 +375,9 @@ def _cake(pen: Pen) -> None:
     pen.box(0.06, 0.7, 0.94, 0.76, pen.shade, detail=True)
     pen.box(0.06, 0.4, 0.94, 0.48, pen.tint, detail=True)
     for step in range(5):
-        pen.ellipse(0.148 + step * 0.176, 0.48, 0.088, 0.07 + 0.05 * (step % 2), pen.tint, detail=True)
+        pen.ellipse(
+            0.148 + step * 0.176, 0.48, 0.088, 0.07 + 0.05 * (step % 2), pen.tint, detail=True
+        )
 
 
 def _pizza(pen: Pen) -> None:
@@ -352,7 +401,11 @@ def _lollipop(pen: Pen) -> None:
 
 def _ice_cream(pen: Pen) -> None:
     pen.polygon([(0.26, 0.5), (0.74, 0.5), (0.5, 1)], TAN)
-    for first, last in (((0.36, 0.5), (0.57, 0.85)), ((0.64, 0.5), (0.43, 0.85)), ((0.3, 0.58), (0.5, 0.98))):
+    for first, last in (
+        ((0.36, 0.5), (0.57, 0.85)),
+        ((0.64, 0.5), (0.43, 0.85)),
+        ((0.3, 0.58), (0.5, 0.98)),
+    ):
         pen.line([first, last], 0.025, BROWN, detail=True)
     pen.ink()
     for x in (0.3, 0.5, 0.7):

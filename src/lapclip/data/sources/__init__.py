@@ -12,7 +12,9 @@ from lapclip.data.table import Table
 
 __all__ = ["BUILT_IN", "Source", "absolute", "find_source", "read_table"]
 
-for _found in pkgutil.iter_modules(__path__):  # so that a new file here is all that a new source takes
+for _found in pkgutil.iter_modules(
+    __path__
+):  # so that a new file here is all that a new source takes
     importlib.import_module(f"{__name__}.{_found.name}")
 
 

@@ -38,7 +38,9 @@ class Scenes(Source):
     is_drawn = True
     by_content = False
     title = "the built-in scenes"
-    outlook = "The built-in scenes are made for learning from nothing; a model learns them in minutes."
+    outlook = (
+        "The built-in scenes are made for learning from nothing; a model learns them in minutes."
+    )
 
     def what_changed(self, config: DataConfig) -> str:
         return "this lapclip draws other images"
@@ -79,7 +81,9 @@ def load_scenes(config: DataConfig, side: int, progress: DataProgress | None = N
     return DataSet(tables, digest[:16], ALPHABET)
 
 
-def _images(rows: list[Scene], side: int, seed: int, progress: DataProgress | None) -> Iterator[np.ndarray]:
+def _images(
+    rows: list[Scene], side: int, seed: int, progress: DataProgress | None
+) -> Iterator[np.ndarray]:
     for index, image in enumerate(draw_all(rows, side, seed * len(rows))):
         yield image
         if progress:
@@ -102,7 +106,11 @@ class PixelStore:
         """The images, their table and the digest of both, or None where they have to be made."""
         try:
             saved = json.loads((self.folder / "table.json").read_text(encoding="utf-8"))
-            return np.load(self.folder / "pixels.npy", mmap_mode="r"), saved["table"], saved["digest"]
+            return (
+                np.load(self.folder / "pixels.npy", mmap_mode="r"),
+                saved["table"],
+                saved["digest"],
+            )
         except (OSError, ValueError, KeyError):
             return None
 

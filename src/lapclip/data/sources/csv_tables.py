@@ -33,7 +33,9 @@ class TextTables(TableFormat):
     endings = (".csv", ".tsv", ".txt")
     reads_any_text = True
     metadata = "metadata.csv"
-    usual_names = re.compile(r"captions\.(csv|tsv|txt)|[^/]*\.token(\.txt)?|results[^/]*\.(csv|token)", re.IGNORECASE)
+    usual_names = re.compile(
+        r"captions\.(csv|tsv|txt)|[^/]*\.token(\.txt)?|results[^/]*\.(csv|token)", re.IGNORECASE
+    )
     table_endings = (".csv", ".tsv")
 
     def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
@@ -65,7 +67,11 @@ class TextTables(TableFormat):
                 collector.skip(where, f"{len(cells)} of {width} columns")
                 continue
             image = columns.folder.find(cells[columns.image])
-            own = cells[columns.split] if columns.split is not None and columns.split < len(cells) else split
+            own = (
+                cells[columns.split]
+                if columns.split is not None and columns.split < len(cells)
+                else split
+            )
             if listed and not isinstance(image, str):
                 own = listed.get(image.path.name, own)
             for column in columns.captions:
@@ -74,7 +80,9 @@ class TextTables(TableFormat):
                         collector.add(image, caption, own, where)
                 else:
                     collector.skip(where, f"there is no {columns.names[column]}")
-        word = next((word for word, sign in SEPARATORS.items() if sign == separator), repr(separator))
+        word = next(
+            (word for word, sign in SEPARATORS.items() if sign == separator), repr(separator)
+        )
         notes = [
             f"{columns.summary()}, separated by {word}",
             *([] if columns.header else ["no header"]),
@@ -124,7 +132,9 @@ def several(cell: str) -> list[str]:
 
 
 def split_cells(
-    lines: Iterable[tuple[int, str]], separator: str, is_row: Callable[[list[str]], bool] = lambda cells: False
+    lines: Iterable[tuple[int, str]],
+    separator: str,
+    is_row: Callable[[list[str]], bool] = lambda cells: False,
 ) -> Iterator[tuple[int, list[str]]]:
     """The rows of a table with the number of their first line. Every line that is not blank is in exactly one row.
 
@@ -181,16 +191,23 @@ def _understand(path: Path, folders: list[ImageFinder], config: DataConfig) -> t
     if config.separator != AUTO:
         signs = [_WORDS.get(config.separator.lower(), config.separator)]
         if len(signs[0]) != 1 or signs[0] in '"\r\n':
-            raise DataError(f"data.separator must be one character, not {config.separator!r}.", hint="tab or ;")
+            raise DataError(
+                f"data.separator must be one character, not {config.separator!r}.", hint="tab or ;"
+            )
     else:
-        signs = sorted(SEPARATORS.values(), key=lambda sign: sign != "\t" if path.suffix.lower() == ".tsv" else 0)
+        signs = sorted(
+            SEPARATORS.values(),
+            key=lambda sign: sign != "\t" if path.suffix.lower() == ".tsv" else 0,
+        )
     lines = list(islice(Lines(path), SAMPLE))
     options: list[tuple[float, str, Columns]] = []
     fault: NotATable | None = None
     for sign in signs:
         rows = [cells for _, cells in split_cells(lines, sign)]
         if not rows:
-            raise NotATable(f"{path.name} is empty.", hint="a table with an image and a caption a line")
+            raise NotATable(
+                f"{path.name} is empty.", hint="a table with an image and a caption a line"
+            )
         wide = [row for row in rows if len(row) > 1]
         if config.separator == AUTO and len(wide) < len(rows) / 2:
             continue

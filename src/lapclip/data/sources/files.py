@@ -47,9 +47,13 @@ class FileSource(Source):
     def read_table(self, config: DataConfig) -> Table:
         source = config.source
         if "://" in source or source.startswith("pipe:"):
-            raise DataError(f"{source} is not a local path.", hint="download it first, then name the folder")
+            raise DataError(
+                f"{source} is not a local path.", hint="download it first, then name the folder"
+            )
         if "\0" in source or not source.strip():
-            raise DataError("data.source names nothing.", hint="a folder or a table, as docs/data.md lists them")
+            raise DataError(
+                "data.source names nothing.", hint="a folder or a table, as docs/data.md lists them"
+            )
         path = Path(source).expanduser()
         try:
             if path.is_dir():
@@ -61,8 +65,12 @@ class FileSource(Source):
                     return _read_pattern(source, config)
                 raise no_such_source(source)
         except OSError as error:
-            raise DataError(f"{source} cannot be read: {error.strerror or first_line(error)}.") from error
-        raise DataError(f"{source} is not a plain file or folder.", hint="a folder of images with captions")
+            raise DataError(
+                f"{source} cannot be read: {error.strerror or first_line(error)}."
+            ) from error
+        raise DataError(
+            f"{source} is not a plain file or folder.", hint="a folder of images with captions"
+        )
 
 
 FILES = FileSource()
@@ -75,7 +83,9 @@ def expand(pattern: str) -> list[Path]:
         if len(found) > MOST_FILES:
             raise DataError(f"{pattern} names more than {MOST_FILES:,} files.")
         if at >= MOST_PATTERNS and glob.has_magic(name):
-            raise DataError(f"{pattern} stands for more than {MOST_PATTERNS:,} patterns.", hint="fewer braces")
+            raise DataError(
+                f"{pattern} stands for more than {MOST_PATTERNS:,} patterns.", hint="fewer braces"
+            )
         found += sorted(glob.glob(name)) if glob.has_magic(name) else [name]
     return [Path(name) for name in dict.fromkeys(found)]
 
@@ -123,26 +133,37 @@ def _read_pattern(source: str, config: DataConfig) -> Table:
     paths = [path for path in named if plain_file(path)]
     if not paths:
         raise DataError(
-            f"No file matches {source}.", hint="a pattern such as 'photos-{00000..00012}.tar' or 'data/*.tar'"
+            f"No file matches {source}.",
+            hint="a pattern such as 'photos-{00000..00012}.tar' or 'data/*.tar'",
         )
     if len(paths) == 1 and len(named) == 1:
         return _read_file(paths[0], config)
     try:
-        collector, root = _collector(config), Path(os.path.commonpath([path.parent for path in paths]))
+        collector, root = (
+            _collector(config),
+            Path(os.path.commonpath([path.parent for path in paths])),
+        )
     except ValueError:
-        raise DataError(f"{source} names files on several drives.", hint="files on one drive at a time") from None
+        raise DataError(
+            f"{source} names files on several drives.", hint="files on one drive at a time"
+        ) from None
     for path in named:
         if path not in paths:
             collector.skip(str(path), "there is no such file")
     names = [path.relative_to(root).as_posix() for path in paths]
     for each in FORMATS:
         if each.by_pattern and all(name.lower().endswith(each.endings) for name in names):
-            how = each.read(Files(root, names, [split_of_path(name) for name in names]), config, collector)
+            how = each.read(
+                Files(root, names, [split_of_path(name) for name in names]), config, collector
+            )
             return collector.table(each.label, f"{len(paths)} {each.unit}: {how}")
     packed = next((path for path in paths if how_to_unpack(path.name)), None)
     if packed:
         raise unknown_file(packed)
-    raise DataError(f"{source} names files that are neither tar nor parquet.", hint="one file or folder at a time")
+    raise DataError(
+        f"{source} names files that are neither tar nor parquet.",
+        hint="one file or folder at a time",
+    )
 
 
 def _read_folder(root: Path, config: DataConfig, around: Sequence[Skipped] = ()) -> Table:
@@ -152,14 +173,19 @@ def _read_folder(root: Path, config: DataConfig, around: Sequence[Skipped] = ())
     forms = forms_in(files)
     if not forms:
         inner = {name.partition("/")[0] for name in files}
-        if len(inner) == 1 and "/" in files[0]:  # a folder in a folder, as unpacking an archive leaves it
+        if (
+            len(inner) == 1 and "/" in files[0]
+        ):  # a folder in a folder, as unpacking an archive leaves it
             only = inner.pop()
-            outside = [left_out for left_out in skipped if not left_out.where.startswith(f"{only}/")]
+            outside = [
+                left_out for left_out in skipped if not left_out.where.startswith(f"{only}/")
+            ]
             return _read_folder(root / only, config, outside)
         raise nothing_in_folder(root, files, skipped)
     if forms[0].specificity == Specificity.CLASS_FOLDERS and (tables := data_sets_below(files)):
         raise DataError(
-            f"{root} holds data sets of its own, such as {tables[0]}.", hint=f"name one: {root / tables[0]}"
+            f"{root} holds data sets of its own, such as {tables[0]}.",
+            hint=f"name one: {root / tables[0]}",
         )
     for at, form in enumerate(forms):
         try:
@@ -170,7 +196,9 @@ def _read_folder(root: Path, config: DataConfig, around: Sequence[Skipped] = ())
     raise AssertionError("the last form is read or refused")
 
 
-def _read_form(root: Path, form: Form, others: Sequence[Form], skipped: Sequence[Skipped], config: DataConfig) -> Table:
+def _read_form(
+    root: Path, form: Form, others: Sequence[Form], skipped: Sequence[Skipped], config: DataConfig
+) -> Table:
     """A folder as one of the forms that it holds."""
     collector = _collector(config)
     # The folders of images that a table names look like classes, and are none.
@@ -184,9 +212,15 @@ def _read_form(root: Path, form: Form, others: Sequence[Form], skipped: Sequence
     if form.format is None:
         return _read_tables(root, _one_table(root, form, config), config, collector, beside)
     if not form.format.by_pattern:
-        return collector.table(form.format.label, form.format.read(Files(root, form.files), config, collector) + beside)
-    how = form.format.read(Files(root, form.files, [split_of_path(name) for name in form.files]), config, collector)
-    return collector.table(form.format.label, f"{len(form.files)} {form.format.label}: {how}{beside}")
+        return collector.table(
+            form.format.label, form.format.read(Files(root, form.files), config, collector) + beside
+        )
+    how = form.format.read(
+        Files(root, form.files, [split_of_path(name) for name in form.files]), config, collector
+    )
+    return collector.table(
+        form.format.label, f"{len(form.files)} {form.format.label}: {how}{beside}"
+    )
 
 
 def _one_table(root: Path, form: Form, config: DataConfig) -> Form:
@@ -199,10 +233,14 @@ def _one_table(root: Path, form: Form, config: DataConfig) -> Form:
     some = ", ".join((tables or form.files)[:4])
     if not tables:
         raise NotATable(f"None of the tables in {root} names images and captions: {some}.")
-    raise DataError(f"{root} has several tables: {some}.", hint=f"name the one to use: {root / tables[0]}")
+    raise DataError(
+        f"{root} has several tables: {some}.", hint=f"name the one to use: {root / tables[0]}"
+    )
 
 
-def _read_tables(root: Path, form: Form, config: DataConfig, collector: RowCollector, beside: str) -> Table:
+def _read_tables(
+    root: Path, form: Form, config: DataConfig, collector: RowCollector, beside: str
+) -> Table:
     """The tables of a folder: one, or one a split."""
     read_as: dict[str, list[str]] = {}
     for name in form.files:
@@ -211,7 +249,9 @@ def _read_tables(root: Path, form: Form, config: DataConfig, collector: RowColle
         how = found.read(Files(root, [name], [split]), config, collector)
         read_as.setdefault(how, []).append(name)
     how = "; ".join(f"{', '.join(names)}: {how}" for how, names in read_as.items())
-    return collector.table(form.files[0] if len(form.files) == 1 else f"{len(form.files)} tables", how + beside)
+    return collector.table(
+        form.files[0] if len(form.files) == 1 else f"{len(form.files)} tables", how + beside
+    )
 
 
 EXPECTED = "captions.csv, metadata.jsonl or one .txt beside each image"
@@ -234,7 +274,9 @@ PACKED = {
 
 def how_to_unpack(name: str) -> str:
     """The command that unpacks a compressed file; empty for any other file."""
-    found = next((command for ending, command in PACKED.items() if name.lower().endswith(ending)), "")
+    found = next(
+        (command for ending, command in PACKED.items() if name.lower().endswith(ending)), ""
+    )
     return found.format(quoted(f"./{name}" if name.startswith("-") else name))
 
 
@@ -254,7 +296,9 @@ def no_such_source(source: str) -> DataError:
     except (OSError, ValueError):
         near = None
     guess = f" Did you mean {path.parent / near}?" if near else ""
-    return DataError(f"There is no {source}.{guess}", hint="a folder or a table, as docs/data.md lists them")
+    return DataError(
+        f"There is no {source}.{guess}", hint="a folder or a table, as docs/data.md lists them"
+    )
 
 
 def unknown_file(path: Path) -> DataError:
@@ -279,10 +323,14 @@ class NoCaptions(DataError):
     """A folder in which there is nothing to learn from. It may hold images."""
 
 
-def nothing_in_folder(root: Path, files: Sequence[str], skipped: Sequence[Skipped] = ()) -> NoCaptions:
+def nothing_in_folder(
+    root: Path, files: Sequence[str], skipped: Sequence[Skipped] = ()
+) -> NoCaptions:
     """A folder without captions; `skipped` is what was left out while it was listed."""
     links = sum(left_out.why == LINK_OUTSIDE for left_out in skipped)
-    if links > len(files):  # as in a snapshot of Hugging Face, whose files are elsewhere under other names
+    if links > len(
+        files
+    ):  # as in a snapshot of Hugging Face, whose files are elsewhere under other names
         lead = "1 link leads" if links == 1 else f"{links:,} links lead"
         return NoCaptions(
             f"Nothing to learn from was found in {root}: {lead} out of it, and such links are not followed.",
@@ -293,7 +341,9 @@ def nothing_in_folder(root: Path, files: Sequence[str], skipped: Sequence[Skippe
     images = sum(map(is_image, files))
     packed = next((name for name in files if how_to_unpack(name)), None)
     if packed and not images:
-        return NoCaptions(f"{root} holds compressed files, such as {packed}.", hint=how_to_unpack(packed))
+        return NoCaptions(
+            f"{root} holds compressed files, such as {packed}.", hint=how_to_unpack(packed)
+        )
     if images:
         few = "1 image" if images == 1 else f"{images:,} images"
         return NoCaptions(
@@ -302,7 +352,9 @@ def nothing_in_folder(root: Path, files: Sequence[str], skipped: Sequence[Skippe
         )
     endings = Counter(os.path.splitext(name)[1].lower() or "no ending" for name in files)
     found = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(3))
-    return NoCaptions(f"No images found in {root}. It has other files: {found}.", hint=f"images with {EXPECTED}")
+    return NoCaptions(
+        f"No images found in {root}. It has other files: {found}.", hint=f"images with {EXPECTED}"
+    )
 
 
 LONGEST_LINE = 1_000_000
@@ -362,7 +414,9 @@ class Lines:
         self.repaired, self.cut = 0, set()
         with open(self.path, "rb") as raw:
             start = raw.read(SAMPLE_BYTES)
-            self.encoding = next((name for mark, name in _MARKS if start.startswith(mark)), unmarked(start))
+            self.encoding = next(
+                (name for mark, name in _MARKS if start.startswith(mark)), unmarked(start)
+            )
             raw.seek(0)
             errors = "surrogateescape" if self.encoding.startswith("utf-8") else "replace"
             with io.TextIOWrapper(raw, encoding=self.encoding, errors=errors, newline="") as file:

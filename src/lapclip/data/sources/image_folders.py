@@ -49,9 +49,13 @@ class ClassFolders(FileFormat):
             classes[label] = None
             collector.label(name, label)
             for prompt in prompts:
-                collector.add(ImageFile(files.root / name, name), prompt.replace("{}", label), split, name)
+                collector.add(
+                    ImageFile(files.root / name, name), prompt.replace("{}", label), split, name
+                )
         how = f"{len(classes)} classes ({', '.join(list(classes)[:4])}{', ...' if len(classes) > 4 else ''})"
-        shown = " | ".join(prompts[:3]) + (f" and {len(prompts) - 3} more" if len(prompts) > 3 else "")
+        shown = " | ".join(prompts[:3]) + (
+            f" and {len(prompts) - 3} more" if len(prompts) > 3 else ""
+        )
         return f"{how}; captions from data.prompts: {shown}"
 
 
@@ -146,7 +150,11 @@ def _add(root: Path, name: str, text: str, collector: RowCollector) -> None:
     image = ImageFile(root / name, name)
     top = name.partition("/")[0] if "/" in name else ""
     split = split_named(top) or ""
-    lines = [(number, line) for number, line in enumerate(decode(content).splitlines(), 1) if line.strip()]
+    lines = [
+        (number, line)
+        for number, line in enumerate(decode(content).splitlines(), 1)
+        if line.strip()
+    ]
     for number, line in lines:
         collector.add(image, line, split, f"{text} line {number}")
     if not lines:

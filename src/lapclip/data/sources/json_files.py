@@ -18,7 +18,14 @@ from lapclip.data.find_images import ImageFinder, best_folder, candidate_folders
 from lapclip.data.guess_columns import NotATable, guess_named
 from lapclip.data.sources.csv_tables import SAMPLE, several
 from lapclip.data.sources.files import Lines, decode
-from lapclip.data.sources.registry import FileFormat, Files, Form, Specificity, TableFormat, register
+from lapclip.data.sources.registry import (
+    FileFormat,
+    Files,
+    Form,
+    Specificity,
+    TableFormat,
+    register,
+)
 from lapclip.data.table import ImageFile, RowCollector
 from lapclip.paths import parse_json, read_bytes
 
@@ -45,7 +52,9 @@ Record = tuple[str, Any]
 """Where it is, and what is there, or the fault."""
 
 
-def read_json_lines(path: Path, root: Path, config: DataConfig, collector: RowCollector, split: str = "") -> str:
+def read_json_lines(
+    path: Path, root: Path, config: DataConfig, collector: RowCollector, split: str = ""
+) -> str:
     """Collect the rows of a file with a JSON object a line. Returns what was guessed, for the user."""
     lines = Lines(path)
     how = add_records(path, root, config, collector, lambda: _parsed(path.name, lines), split)
@@ -60,7 +69,14 @@ def _parsed(name: str, lines: Lines) -> Iterator[Record]:
         try:
             yield where, json.loads(line)
         except (ValueError, RecursionError):
-            yield where, Fault("the line is too long to be a row" if number in lines.cut else "not a line of JSON")
+            yield (
+                where,
+                Fault(
+                    "the line is too long to be a row"
+                    if number in lines.cut
+                    else "not a line of JSON"
+                ),
+            )
 
 
 def add_records(
@@ -81,7 +97,10 @@ def add_records(
     names = list(dict.fromkeys(key for found in sample for key in found))
     rows = [[flat(found.get(name)) for name in names] for found in sample]
     columns = guess_named(names, rows, candidate_folders(path, root, config), config, path.name)
-    name_key, split_key = names[columns.image], None if columns.split is None else names[columns.split]
+    name_key, split_key = (
+        names[columns.image],
+        None if columns.split is None else names[columns.split],
+    )
     for where, found in records():
         if not isinstance(found, dict):
             collector.skip(where, found if isinstance(found, Fault) else "not a JSON object")
@@ -112,7 +131,9 @@ def captions_in(value: Any) -> Iterable[str | None]:
 
 def _text(item: Any) -> str | None:
     if isinstance(item, dict):
-        item = next((item[key] for key in ("raw", "caption", "text", "sentence") if key in item), None)
+        item = next(
+            (item[key] for key in ("raw", "caption", "text", "sentence") if key in item), None
+        )
     return item if isinstance(item, str) else None
 
 
@@ -127,7 +148,12 @@ def flat(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-KINDS = {"coco": "COCO captions", "karpathy": "Karpathy splits", "list": "JSON list", "names": "JSON by name"}
+KINDS = {
+    "coco": "COCO captions",
+    "karpathy": "Karpathy splits",
+    "list": "JSON list",
+    "names": "JSON by name",
+}
 
 _USUAL = re.compile(r"(captions[^/]*|dataset(?!_info|_dict)[^/]*|[^/]*karpathy[^/]*)\.json")
 """Names that such files usually have."""
@@ -143,8 +169,13 @@ class JsonAnnotations(FileFormat):
     def recognise(self, names: Sequence[str]) -> Iterable[Form]:
         near = [name for name in names if name.count("/") <= 1]
         top = [name for name in names if "/" not in name and name.lower().endswith(self.endings)]
-        yield Form(Specificity.ANNOTATIONS, [name for name in near if _USUAL.fullmatch(posixpath.basename(name))])
-        yield Form(Specificity.JSON, [name for name in top if not _USUAL.fullmatch(name)], sure=False)
+        yield Form(
+            Specificity.ANNOTATIONS,
+            [name for name in near if _USUAL.fullmatch(posixpath.basename(name))],
+        )
+        yield Form(
+            Specificity.JSON, [name for name in top if not _USUAL.fullmatch(name)], sure=False
+        )
 
     def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
         ((path, split),) = files.paths()
@@ -166,7 +197,9 @@ def read_annotations(
         raise NotATable(f"{path.name} is not JSON that can be read: {str(error)[:120]}.") from None
     kind = _kind(content)
     if kind == "list":
-        records = [(f"{path.name} entry {number}", found) for number, found in enumerate(content, 1)]
+        records = [
+            (f"{path.name} entry {number}", found) for number, found in enumerate(content, 1)
+        ]
         return KINDS[kind], add_records(path, root, config, collector, lambda: iter(records), split)
     folders = candidate_folders(path, root, config)
     if kind == "coco":
@@ -192,7 +225,9 @@ def _kind(content: Any) -> str:
     if isinstance(images, list) and isinstance(annotations, list):
         captioned = any(isinstance(item, dict) and "caption" in item for item in annotations)
         return "coco" if captioned else "boxes"
-    if isinstance(images, list) and any(isinstance(item, dict) and "sentences" in item for item in images):
+    if isinstance(images, list) and any(
+        isinstance(item, dict) and "sentences" in item for item in images
+    ):
         return "karpathy"
     captioned = all(isinstance(value, str | list) for value in content.values())
     return "names" if captioned and any(map(is_image, content)) else ""
@@ -203,10 +238,16 @@ def _shape(content: Any) -> str:
         return "COCO annotations without captions, such as boxes"
     if isinstance(content, dict):
         return f"an object with {', '.join(ascii(key)[1:-1][:30] for key in list(content)[:5]) or 'nothing in it'}"
-    return "a list without objects" if isinstance(content, list) else f"a single {type(content).__name__}"
+    return (
+        "a list without objects"
+        if isinstance(content, list)
+        else f"a single {type(content).__name__}"
+    )
 
 
-def _coco(content: dict, folders: list[ImageFinder], collector: RowCollector, name: str, split: str) -> str:
+def _coco(
+    content: dict, folders: list[ImageFinder], collector: RowCollector, name: str, split: str
+) -> str:
     """Images by their number, and a caption an annotation."""
     files: dict[Any, str] = {}
     for at, image in enumerate(content["images"], 1):
@@ -238,10 +279,18 @@ def _coco(content: dict, folders: list[ImageFinder], collector: RowCollector, na
     return f"images in {_shown(folder)}"
 
 
-def _karpathy(images: Iterable[Any], folders: list[ImageFinder], collector: RowCollector, name: str, split: str) -> str:
+def _karpathy(
+    images: Iterable[Any],
+    folders: list[ImageFinder],
+    collector: RowCollector,
+    name: str,
+    split: str,
+) -> str:
     """Images with their sentences, their split and, for COCO, their folder."""
     known = [image for image in images if isinstance(image, dict)]
-    folder, _ = best_folder(folders, [option for image in known[:64] for option in _paths(image)[:1]])
+    folder, _ = best_folder(
+        folders, [option for image in known[:64] for option in _paths(image)[:1]]
+    )
     for at, image in enumerate(images, 1):
         where = f"{name} image {at}"
         paths = _paths(image) if isinstance(image, dict) else []
@@ -267,7 +316,9 @@ def _paths(image: dict) -> list[str]:
     return [f"{folder}/{file}", file] if isinstance(folder, str) and folder else [file]
 
 
-def _by_name(content: dict, folders: list[ImageFinder], collector: RowCollector, name: str, split: str) -> str:
+def _by_name(
+    content: dict, folders: list[ImageFinder], collector: RowCollector, name: str, split: str
+) -> str:
     """A caption or a list of them for each name of an image."""
     folder, _ = best_folder(folders, list(content)[:64])
     for key, value in content.items():

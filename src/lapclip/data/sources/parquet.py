@@ -38,7 +38,9 @@ class ParquetFiles(FileFormat):
 
     def recognise(self, names: Sequence[str]) -> Iterable[Form]:
         metadata = [name for name in names if posixpath.basename(name) == "metadata.parquet"]
-        others = [name for name in names if name.lower().endswith(self.endings) and name not in metadata]
+        others = [
+            name for name in names if name.lower().endswith(self.endings) and name not in metadata
+        ]
         yield Form(Specificity.METADATA, metadata)
         yield Form(Specificity.PARQUET, others, format=self)
 
@@ -51,7 +53,9 @@ class ParquetFiles(FileFormat):
                 raise
             except Exception as error:  # whatever pyarrow stumbles on
                 if len(files.names) == 1:
-                    raise DataError(f"{path.name} cannot be read as parquet: {first_line(error)}.") from None
+                    raise DataError(
+                        f"{path.name} cannot be read as parquet: {first_line(error)}."
+                    ) from None
                 collector.skip(path.name, f"cannot be read: {first_line(error)}")
         return how
 
@@ -83,13 +87,17 @@ class ImageInCell:
         return value
 
 
-def _read_file(path: Path, root: Path, config: DataConfig, collector: RowCollector, split: str) -> str:
+def _read_file(
+    path: Path, root: Path, config: DataConfig, collector: RowCollector, split: str
+) -> str:
     with _opened(path) as file:
         schema = file.schema_arrow
         image = _image_column(schema, config)
         names = [name for name in schema.names if name != image]
         if image is None:
-            return add_records(path, root, config, collector, lambda: _records(path, file, schema.names), split)
+            return add_records(
+                path, root, config, collector, lambda: _records(path, file, schema.names), split
+            )
         names = [name for name in names if not _holds_bytes(schema.field(name).type)]
         first = next(file.iter_batches(SAMPLE, columns=names), None)
         sample = first.to_pylist() if first else []
@@ -109,7 +117,9 @@ def _read_file(path: Path, root: Path, config: DataConfig, collector: RowCollect
                 for name in caption_names:
                     for caption in captions_in(values.get(name)):
                         if isinstance(caption, str):
-                            collector.add(cell, caption, own if isinstance(own, str) else split, cell.name)
+                            collector.add(
+                                cell, caption, own if isinstance(own, str) else split, cell.name
+                            )
                         else:
                             collector.skip(cell.name, f"{name} is no text")
     where = f", splits in {split_name}" if split_name else ""
@@ -145,7 +155,8 @@ def _opened(path: Path) -> Any:
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise DataError(
-            f"{path.name} is a parquet file, and reading those needs pyarrow.", hint=install("parquet")
+            f"{path.name} is a parquet file, and reading those needs pyarrow.",
+            hint=install("parquet"),
         ) from None
     return ParquetFile(path)
 
@@ -163,7 +174,9 @@ def _group(path: Path, group: int, column: str) -> Any:
         found = waiting or Future()
         _cached_groups[key] = found
         _cached_groups.move_to_end(key)
-        while len(_cached_groups) > CACHED_GROUPS or (len(_cached_groups) > 1 and _cached_bytes() > CACHED_BYTES):
+        while len(_cached_groups) > CACHED_GROUPS or (
+            len(_cached_groups) > 1 and _cached_bytes() > CACHED_BYTES
+        ):
             _cached_groups.popitem(last=False)
     if waiting is None:
         try:
@@ -186,5 +199,8 @@ def _read_group(path: Path, group: int, column: str) -> Any:
         leaf = f"{column}.bytes" if hasattr(kind, "num_fields") and kind.num_fields else column
         chunks = file.metadata.row_group(group)
         parts = [chunks.column(at) for at in range(chunks.num_columns)]
-        check_size(sum(part.total_uncompressed_size for part in parts if part.path_in_schema == leaf), CACHED_BYTES)
+        check_size(
+            sum(part.total_uncompressed_size for part in parts if part.path_in_schema == leaf),
+            CACHED_BYTES,
+        )
         return file.read_row_group(group, columns=[leaf]).column(0)

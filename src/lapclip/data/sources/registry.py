@@ -147,7 +147,9 @@ class FileFormat:
     def is_table(self, path: Path, root: Path, config: DataConfig) -> bool:
         """Whether a file of its ending really is a table of images and captions."""
         try:
-            self.read(Files(root, [path.relative_to(root).as_posix()], [""]), config, RowCollector())
+            self.read(
+                Files(root, [path.relative_to(root).as_posix()], [""]), config, RowCollector()
+            )
         except NotATable:
             return False
         return True
@@ -167,8 +169,13 @@ class TableFormat(FileFormat):
         top = [name for name in names if "/" not in name]
         usual = [name for name in top if self.usual_names.fullmatch(name)]
         known = {*usual, self.metadata}
-        others = [name for name in top if name.lower().endswith(self.table_endings) and name not in known]
-        yield Form(Specificity.METADATA, [name for name in names if posixpath.basename(name) == self.metadata])
+        others = [
+            name for name in top if name.lower().endswith(self.table_endings) and name not in known
+        ]
+        yield Form(
+            Specificity.METADATA,
+            [name for name in names if posixpath.basename(name) == self.metadata],
+        )
         yield Form(Specificity.CAPTIONS, usual)
         yield Form(Specificity.TABLE, others, sure=False)
 
@@ -212,7 +219,11 @@ def data_sets_below(names: Sequence[str]) -> list[str]:
     """Tables of captions in the folders of a folder: these folders are data sets, not classes."""
     tables = [each for each in FORMATS if isinstance(each, TableFormat)]
     below = [name for name in names if name.count("/") == 1]
-    return [name for name in below if any(each.usual_names.fullmatch(posixpath.basename(name)) for each in tables)]
+    return [
+        name
+        for name in below
+        if any(each.usual_names.fullmatch(posixpath.basename(name)) for each in tables)
+    ]
 
 
 def split_in_name(name: str) -> str:
@@ -224,7 +235,10 @@ def split_in_name(name: str) -> str:
 def split_of_path(name: str) -> str:
     """The split that a file's folder or else its own name says; empty where neither does."""
     folders, leaf = posixpath.split(name)
-    return next((split for part in folders.split("/") if (split := split_in_name(part))), split_in_name(leaf))
+    return next(
+        (split for part in folders.split("/") if (split := split_in_name(part))),
+        split_in_name(leaf),
+    )
 
 
 def absolute(source: str) -> str:

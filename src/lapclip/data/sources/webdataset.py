@@ -36,24 +36,37 @@ class TarShards(FileFormat):
     unit = "shards"
 
     def recognise(self, names: Sequence[str]) -> Iterable[Form]:
-        yield Form(Specificity.SHARDS, [name for name in names if name.lower().endswith(self.endings)], format=self)
+        yield Form(
+            Specificity.SHARDS,
+            [name for name in names if name.lower().endswith(self.endings)],
+            format=self,
+        )
 
     def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
         keys: dict[str, int] = {}
         for path, split in files.paths():
-            _read_shard(path, path.relative_to(files.root).as_posix(), config, collector, split, keys)
+            _read_shard(
+                path, path.relative_to(files.root).as_posix(), config, collector, split, keys
+            )
         return f"captions in {', '.join(keys) or 'nothing'}"
 
 
 def _read_shard(
-    path: Path, name: str, config: DataConfig, collector: RowCollector, split: str, keys: dict[str, int]
+    path: Path,
+    name: str,
+    config: DataConfig,
+    collector: RowCollector,
+    split: str,
+    keys: dict[str, int],
 ) -> None:
     try:
         file = open(path, "rb")  # noqa: SIM115
     except OSError as error:
         return collector.skip(name, f"cannot be read: {error.strerror or error}")
     with file:
-        for _, group in itertools.groupby(_usable(path, name, collector), key=lambda member: _up_to_point(member.name)):
+        for _, group in itertools.groupby(
+            _usable(path, name, collector), key=lambda member: _up_to_point(member.name)
+        ):
             pairs: dict[str, tuple[list[Member], dict[str, bytes]]] = {}
             for member in group:
                 key, ending = _key(member.name)
@@ -126,7 +139,9 @@ def _add_group(path, shard, key, images, texts, config, collector, split, keys) 
             collector.skip(name, "an empty image" if captions else "no caption")
             continue
         for caption in captions:
-            collector.add(ImageInTar(path, member.offset, member.size, name), caption, own or split, name)
+            collector.add(
+                ImageInTar(path, member.offset, member.size, name), caption, own or split, name
+            )
 
 
 def _fields(content: bytes | None) -> dict[str, Any] | str:
@@ -147,7 +162,14 @@ def _captions(
     texts: dict[str, bytes], fields: dict[str, Any], config: DataConfig, keys: dict[str, int]
 ) -> tuple[list[str], str]:
     """The captions of a pair and its split: from the text, a caption a line, or else from a key of the JSON."""
-    own = next((fields[key] for key in _asked(config.split_column, SPLITS) if isinstance(fields.get(key), str)), "")
+    own = next(
+        (
+            fields[key]
+            for key in _asked(config.split_column, SPLITS)
+            if isinstance(fields.get(key), str)
+        ),
+        "",
+    )
     if "txt" in texts and config.caption_column == AUTO:
         keys[".txt"] = 0
         lines = [line for line in decode(texts["txt"]).splitlines() if line.strip()]
@@ -266,7 +288,11 @@ def _decimal(field: bytes | None, base: int = 10) -> int | None:
         return None
     if not field:
         return 0
-    return int(field, base) if field.isdigit() and (base == 10 or not field.strip(b"01234567")) else None
+    return (
+        int(field, base)
+        if field.isdigit() and (base == 10 or not field.strip(b"01234567"))
+        else None
+    )
 
 
 def _short_name(header: bytes) -> bytes:

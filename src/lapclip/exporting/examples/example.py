@@ -23,7 +23,11 @@ def middle_square(path):
     """The middle of an image as the model sees it, uint8 of shape (side, side, 3). The model scales it itself."""
     about = ABOUT["preprocessing"]
     image = Image.open(path)
-    profile = image.info.get("icc_profile") if image.mode == "RGB" and about["colours"] == "srgb" else None
+    profile = (
+        image.info.get("icc_profile")
+        if image.mode == "RGB" and about["colours"] == "srgb"
+        else None
+    )
     image = ImageOps.exif_transpose(image)
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
         image = image.convert("RGBA")
@@ -39,7 +43,9 @@ def middle_square(path):
     if profile:  # colours last, as they were when the model learnt
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         if "srgb" not in ImageCms.getProfileDescription(source).lower():
-            square = ImageCms.profileToProfile(square, source, ImageCms.createProfile("sRGB")) or square
+            square = (
+                ImageCms.profileToProfile(square, source, ImageCms.createProfile("sRGB")) or square
+            )
     return np.asarray(square)
 
 
@@ -49,16 +55,23 @@ def tokens(captions):
     reader = Tokenizer.from_file(str(HERE / about["file"]))
     reader.no_padding()
     reader.no_truncation()
-    rows, most = [reader.encode(caption).ids or [about["end"]] for caption in captions], about["longest"]
+    rows, most = (
+        [reader.encode(caption).ids or [about["end"]] for caption in captions],
+        about["longest"],
+    )
     rows = [row if len(row) <= most else [*row[: most - 1], row[-1]] for row in rows]
     length = about.get("filled_to") or max(2, *map(len, rows))
-    return np.array([row + [about["padding"]] * (length - len(row)) for row in rows], dtype=np.int64)
+    return np.array(
+        [row + [about["padding"]] * (length - len(row)) for row in rows], dtype=np.int64
+    )
 
 
 def embed(tower, inputs):
     """Unit-length rows, to be compared by their products."""
     about = ABOUT["towers"][tower]
-    session = onnxruntime.InferenceSession(str(HERE / about["file"]), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(HERE / about["file"]), providers=["CPUExecutionProvider"]
+    )
     return np.asarray(session.run(None, {about["input"]: inputs})[0])
 
 
@@ -68,7 +81,12 @@ if __name__ == "__main__":
     image, *captions = sys.argv[1:]
     try:
         pixels = middle_square(image)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # what Pillow raises
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        Image.DecompressionBombError,
+    ) as error:  # what Pillow raises
         sys.exit(f"{image} cannot be read as an image: {getattr(error, 'strerror', None) or error}")
     images_embedded = embed("image", pixels[None])
     captions_embedded = embed("text", tokens(captions))

@@ -9,11 +9,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lapclip.runs.findings import gradients, learning_findings, run_state, speed
-from lapclip.runs.findings.checks import SEVERITIES, Check, Finding, Found, Surroundings, Verdict, surroundings_of
+from lapclip.runs.findings.checks import (
+    SEVERITIES,
+    Check,
+    Finding,
+    Found,
+    Surroundings,
+    Verdict,
+    surroundings_of,
+)
 from lapclip.runs.summary import Summary
 from lapclip.text import printable_lines
 
-__all__ = ["CHECKS", "Examination", "Finding", "Surroundings", "examine", "findings", "surroundings_of"]
+__all__ = [
+    "CHECKS",
+    "Examination",
+    "Finding",
+    "Surroundings",
+    "examine",
+    "findings",
+    "surroundings_of",
+]
 
 FAMILIES = (run_state, gradients, learning_findings, speed)
 CHECKS: tuple[Check, ...] = tuple(check for family in FAMILIES for check in family.CHECKS)
@@ -44,4 +60,6 @@ def examine(summary: Summary, around: Surroundings = Surroundings()) -> Examinat
             # Evidence may repeat what an event says, which may be foreign text, such as a file's name in an error.
             evidence, step = printable_lines(verdict.evidence), printable_lines(verdict.next)
             found.append(Finding(check.id, severity, check.title, evidence, step))
-    return Examination(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)), checked)
+    return Examination(
+        sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)), checked
+    )

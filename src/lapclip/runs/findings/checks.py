@@ -15,7 +15,15 @@ from lapclip.runs.events import mapping, read_events
 from lapclip.runs.folder import Run, all_runs
 from lapclip.runs.summary import Summary
 from lapclip.runs.trend import kept_evaluation
-from lapclip.suggest import DRAWN, command, data_command, resume_command, source_of, train_command, tune_command
+from lapclip.suggest import (
+    DRAWN,
+    command,
+    data_command,
+    resume_command,
+    source_of,
+    train_command,
+    tune_command,
+)
 from lapclip.text import number
 
 TOO_GENTLE, USUAL_RATE, TOO_WILD = 1e-5, 5e-4, 3e-3
@@ -79,7 +87,9 @@ class Surroundings:
     def train_gentler(self, summary: Summary) -> str:
         """The command for another run with a lower learning rate, or with a usual one where it was far off."""
         rate = number(summary.setting("train", "learning_rate")) or 0.0
-        return self.train(f"train.learning_rate={rate / 4 if TOO_GENTLE <= rate <= TOO_WILD else USUAL_RATE:g}")
+        return self.train(
+            f"train.learning_rate={rate / 4 if TOO_GENTLE <= rate <= TOO_WILD else USUAL_RATE:g}"
+        )
 
 
 def surroundings_of(run: Run, state: str = "") -> Surroundings:
@@ -98,7 +108,9 @@ def _others(run: Run) -> tuple[str, ...]:
     """Other runs that train now where this one does; one that waits for its turn has not started."""
     mine, here = _devices(run), run.path.resolve()
     return tuple(
-        other.name for other in all_runs() if other.path.resolve() != here and other.running and mine & _devices(other)
+        other.name
+        for other in all_runs()
+        if other.path.resolve() != here and other.running and mine & _devices(other)
     )
 
 

@@ -43,7 +43,12 @@ OVERFLOWS = 0.1
 (`src/lapclip/training/precision.py`)."""
 
 
-@check("not-a-number", "alarm", "A number became NaN", "the run ended because its loss or gradient was not a number")
+@check(
+    "not-a-number",
+    "alarm",
+    "A number became NaN",
+    "the run ended because its loss or gradient was not a number",
+)
 def not_a_number(summary: Summary, around: Surroundings) -> Found | Verdict:
     error = str(summary.ending.get("error", ""))
     if not summary.steps and not error:
@@ -51,8 +56,13 @@ def not_a_number(summary: Summary, around: Surroundings) -> Found | Verdict:
     if NOT_A_NUMBER not in error:
         return Verdict.CLEAR
     text = error.partition("\nTry: ")[0]
-    last = [f"gradient {norm:.3g}" for norm in numbers(event.get("grad_norm") for event in summary.steps[-1:])]
-    before = "".join(f"; the step before had a {gradient}, {_longest(summary.steps[-1])}" for gradient in last)
+    last = [
+        f"gradient {norm:.3g}"
+        for norm in numbers(event.get("grad_norm") for event in summary.steps[-1:])
+    ]
+    before = "".join(
+        f"; the step before had a {gradient}, {_longest(summary.steps[-1])}" for gradient in last
+    )
     rate = number(summary.setting("train", "learning_rate")) or 0.0
     in_half = summary.setting("train", "dtype") == "float16" and rate <= TOO_WILD
     again = around.train("train.dtype=float32") if in_half else around.train_gentler(summary)

@@ -75,10 +75,16 @@ def stuck_loss(summary: Summary, around: Surroundings) -> Found | Verdict:
         f"learning rate {rate:g}"
     )
     if rate < TOO_GENTLE:
-        return Found(evidence, f"a higher learning rate: {around.train(f'train.learning_rate={USUAL_RATE:g}')}")
+        return Found(
+            evidence,
+            f"a higher learning rate: {around.train(f'train.learning_rate={USUAL_RATE:g}')}",
+        )
     if rate > TOO_WILD:
         return Found(evidence, f"a lower learning rate: {around.train_gentler(summary)}")
-    return Found(evidence, f"see that images and captions belong together; then {around.train_gentler(summary)}")
+    return Found(
+        evidence,
+        f"see that images and captions belong together; then {around.train_gentler(summary)}",
+    )
 
 
 @check(
@@ -91,14 +97,22 @@ def stuck_loss(summary: Summary, around: Surroundings) -> Found | Verdict:
 def at_chance(summary: Summary, around: Surroundings) -> Found | Verdict:
     late = summary.total_steps and summary.step >= summary.total_steps / 2
     # The latest on val, and the finished model on pairs that chose nothing: the best of many may be best by luck.
-    judged = [{"split": event.get("split"), **event["evaluation"]} for event in summary.evaluations[-1:]]
+    judged = [
+        {"split": event.get("split"), **event["evaluation"]} for event in summary.evaluations[-1:]
+    ]
     judged += [final] if (final := mapping(summary.ending.get("evaluation"))) else []
-    judged = [scores for scores in judged if _not_above_chance(scores) is not None] if final else judged
+    judged = (
+        [scores for scores in judged if _not_above_chance(scores) is not None] if final else judged
+    )
     known = [at for scores in judged if (at := _not_above_chance(scores)) is not None]
-    early = not late or not (final or has_learnt_a_while(summary))  # a finished run will learn no more
+    early = not late or not (
+        final or has_learnt_a_while(summary)
+    )  # a finished run will learn no more
     if early or not known or len(known) < len(judged):
         return Verdict.UNKNOWN
-    told = any(isinstance(other.examine(summary, around), Found) for other in (stuck_loss, collapsed))
+    told = any(
+        isinstance(other.examine(summary, around), Found) for other in (stuck_loss, collapsed)
+    )
     if told or not all(known):
         return Verdict.CLEAR  # a model that learns nothing at all has findings of its own
     accuracies = numbers(batch_accuracy(event) for event in recent(summary.steps))
@@ -147,7 +161,9 @@ def overfitting(summary: Summary, around: Surroundings) -> Found | Verdict:
         f"{held_out.later_scores[-1]:.1%}), while the training loss fell from {held_out.loss_then:.3g} to "
         f"{held_out.loss_now:.3g}; {held_out.training_accuracy:.0%} of the pairs in training batches are matched right"
     )
-    advice = f"the model of step {step:,} is kept; more pairs, or more varied ones, make a better one"
+    advice = (
+        f"the model of step {step:,} is kept; more pairs, or more varied ones, make a better one"
+    )
     if number(summary.setting("train", "patience")):
         return Found(evidence, advice, severity="note" if summary.ending.get("early") else "")
     return Found(evidence, f"{advice}; to stop in time: {around.train('train.patience=3')}")
@@ -166,7 +182,11 @@ def logit_scale_cap(summary: Summary, around: Surroundings) -> Found | Verdict:
     latest = numbers(event.get("logit_scale") for event in recent(summary.steps))
     if min(latest) < LOGIT_SCALE_CAP - AT_CAP or scales[0] >= LOGIT_SCALE_CAP - AT_CAP:
         return Verdict.CLEAR  # published weights begin there
-    first = next(e["step"] for e in summary.steps if (number(e.get("logit_scale")) or 0) >= LOGIT_SCALE_CAP - AT_CAP)
+    first = next(
+        e["step"]
+        for e in summary.steps
+        if (number(e.get("logit_scale")) or 0) >= LOGIT_SCALE_CAP - AT_CAP
+    )
     return Found(
         f"temperature 0.01 since step {first:,} (it began at {math.exp(-scales[0]):.3g}); "
         "the loss asks for answers surer than it may have",
@@ -214,7 +234,11 @@ def long_warm_up(summary: Summary, around: Surroundings) -> Found | Verdict:
     if steps <= LONG_WARMUP * summary.total_steps:
         return Verdict.CLEAR
     whole = steps >= summary.total_steps
-    after = "never falls again" if whole else f"falls over the last {summary.total_steps - steps:,} only"
+    after = (
+        "never falls again"
+        if whole
+        else f"falls over the last {summary.total_steps - steps:,} only"
+    )
     return Found(
         f"the learning rate rises over {steps:,} of {summary.total_steps:,} steps and {after}",
         f"a warm-up of a tenth of the run: {around.train('train.warmup=0.1')}",
@@ -247,14 +271,22 @@ def _not_above_chance(scores: dict[str, Any]) -> bool | None:
     """Whether recall both ways may be that of guessing; None where there are too few candidates, or no intervals."""
     found = []
     for way in WAYS:
-        match mapping(scores.get("intervals")).get(f"{way}_{AT_CHANCE}"), number(scores.get("candidates")):
-            case [low, _], candidates if candidates and candidates >= ENOUGH_CANDIDATES and number(low) is not None:
+        match (
+            mapping(scores.get("intervals")).get(f"{way}_{AT_CHANCE}"),
+            number(scores.get("candidates")),
+        ):
+            case [low, _], candidates if (
+                candidates and candidates >= ENOUGH_CANDIDATES and number(low) is not None
+            ):
                 found.append(low <= _chance(scores, way))
     return all(found) if len(found) == len(WAYS) else None
 
 
 def _chance(scores: dict[str, Any], way: str) -> float:
-    return number(mapping(scores.get("chances")).get(f"{way}_{AT_CHANCE}")) or AT_CHANCE_RANK / scores["candidates"]
+    return (
+        number(mapping(scores.get("chances")).get(f"{way}_{AT_CHANCE}"))
+        or AT_CHANCE_RANK / scores["candidates"]
+    )
 
 
 def _chance_text(scores: dict[str, Any]) -> str:
@@ -280,8 +312,14 @@ UNSURE = 0.1
     f"more than {REPEATED:.0%} of the held-out captions are repeats; a note if only training captions are",
 )
 def duplicate_captions(summary: Summary, around: Surroundings) -> Found | Verdict:
-    counted = {split: mapping(counts) for split, counts in mapping(summary.started.get("captions")).items()}
-    shares = {split: share for split, counts in counted.items() if (share := _distinct_share(counts)) is not None}
+    counted = {
+        split: mapping(counts) for split, counts in mapping(summary.started.get("captions")).items()
+    }
+    shares = {
+        split: share
+        for split, counts in counted.items()
+        if (share := _distinct_share(counts)) is not None
+    }
     if not shares:
         return Verdict.UNKNOWN
     repeated = {split: share for split, share in shares.items() if share < 1 - REPEATED}
@@ -330,7 +368,9 @@ def small_validation(summary: Summary, around: Surroundings) -> Found | Verdict:
             recall = ""
     needed = math.ceil(0.25 * (1.96 / UNSURE) ** 2)
     total = sum(numbers(mapping(summary.started.get("pairs")).values()))
-    share = math.ceil(110 * needed / total) / 100 if total else 1.0  # a tenth more: they are drawn by chance
+    share = (
+        math.ceil(110 * needed / total) / 100 if total else 1.0
+    )  # a tenth more: they are drawn by chance
     more = f"gather more images: {needed} held-out pairs would be enough, too many of these {total:,.0f}"
     if share <= MOST_HELD_OUT:
         more = f"hold out {needed} pairs or more, unless the data names its splits: "

@@ -55,7 +55,12 @@ def memory_limit(summary: Summary, around: Surroundings) -> Found | Verdict:
     )
 
 
-@check("swapping", "warning", "The system swaps", f"swap has grown by {SWAPPED / 1e9:g} GB since the run began")
+@check(
+    "swapping",
+    "warning",
+    "The system swaps",
+    f"swap has grown by {SWAPPED / 1e9:g} GB since the run began",
+)
 def swapping(summary: Summary, around: Surroundings) -> Found | Verdict:
     swap = curve(summary.sensors, lambda event: event.get("swap_bytes"))
     fell = [event for event in summary.fallbacks if event.get("cause") == "swap"]
@@ -71,7 +76,12 @@ def swapping(summary: Summary, around: Surroundings) -> Found | Verdict:
     )
 
 
-@check("fell-back", "note", "The run goes on with other settings", "something failed and the run found a way on")
+@check(
+    "fell-back",
+    "note",
+    "The run goes on with other settings",
+    "something failed and the run found a way on",
+)
 def fell_back(summary: Summary, around: Surroundings) -> Found | Verdict:
     others = [event for event in summary.fallbacks if event.get("cause") != "swap"]
     if not others:
@@ -79,7 +89,9 @@ def fell_back(summary: Summary, around: Surroundings) -> Found | Verdict:
     change = mapping(others[-1].get("change"))
     changed = ", ".join(f"{name} = {value}" for name, value in change.items())
     known = [
-        f"train.{field.name}={json.dumps(change[field.name])}" for field in fields(TrainConfig) if field.name in change
+        f"train.{field.name}={json.dumps(change[field.name])}"
+        for field in fields(TrainConfig)
+        if field.name in change
     ]
     return Found(
         f"{len(others)} time{'s' if len(others) > 1 else ''}, last after step {count(others[-1].get('step'))}: "
@@ -88,7 +100,12 @@ def fell_back(summary: Summary, around: Surroundings) -> Found | Verdict:
     )
 
 
-@check("died", "alarm", "The run died without a word", "no process works on it, and no event says how it ended")
+@check(
+    "died",
+    "alarm",
+    "The run died without a word",
+    "no process works on it, and no event says how it ended",
+)
 def died(summary: Summary, around: Surroundings) -> Found | Verdict:
     if not around.state:
         return Verdict.UNKNOWN
@@ -108,17 +125,23 @@ def failed(summary: Summary, around: Surroundings) -> Found | Verdict:
     if around.state == "failed" and not summary.started:
         reason, hint = around.last_words
         log = f"see {around.log}"
-        return Found(f"it never began: {reason or log}", hint or f"mend that, then lapclip train; {log}")
+        return Found(
+            f"it never began: {reason or log}", hint or f"mend that, then lapclip train; {log}"
+        )
     if summary.ending.get("type") != "failed":
         return Verdict.CLEAR if summary.started else Verdict.UNKNOWN
     error = str(summary.ending.get("error", ""))
     if NOT_A_NUMBER in error:
         return Verdict.CLEAR  # a finding of its own
     text, _, hint = error.partition("\nTry: ")
-    return Found(f"after step {summary.step:,} of {summary.total_steps:,}: {text}", hint or around.resume())
+    return Found(
+        f"after step {summary.step:,} of {summary.total_steps:,}: {text}", hint or around.resume()
+    )
 
 
-@check("paused", "note", "The run is or was paused", "it waits for the machine, or the machine slept")
+@check(
+    "paused", "note", "The run is or was paused", "it waits for the machine, or the machine slept"
+)
 def paused(summary: Summary, around: Surroundings) -> Found | Verdict:
     if not summary.started:
         return Verdict.UNKNOWN
@@ -159,7 +182,9 @@ def computer_findings(checks: list[dict[str, Any]]) -> tuple[list[Finding], list
         for check in known
         if not check["ok"]
     ]
-    return sorted(found, key=lambda finding: finding.severity != "alarm"), [_id(check["name"]) for check in known]
+    return sorted(found, key=lambda finding: finding.severity != "alarm"), [
+        _id(check["name"]) for check in known
+    ]
 
 
 def _id(name: str) -> str:

@@ -61,7 +61,9 @@ def waiting_for_data(summary: Summary, around: Surroundings) -> Found | Verdict:
 def slower_than_tuned(summary: Summary, around: Surroundings) -> Found | Verdict:
     tuned = number(summary.started.get("tuned_seconds"))
     gaps = numbers(event.get("gap") for event in recent(summary.steps))
-    if not tuned or len(gaps) < TIMED_STEPS or summary.fallbacks:  # after a fallback the settings are others
+    if (
+        not tuned or len(gaps) < TIMED_STEPS or summary.fallbacks
+    ):  # after a fallback the settings are others
         return Verdict.UNKNOWN
     seconds = statistics.median(gaps)
     if seconds <= SLOWER * tuned:
@@ -136,15 +138,26 @@ def too_few_cores(summary: Summary, around: Surroundings) -> Found | Verdict:
         return Verdict.UNKNOWN
     devices = summary.tower_devices[-1] if summary.tower_devices else {}
     if "cpu" not in devices.values() or summary.machines() is not None:
-        return Verdict.CLEAR  # an accelerator needs little of them; ranks of one run are programs of their own
+        return (
+            Verdict.CLEAR
+        )  # an accelerator needs little of them; ranks of one run are programs of their own
     threads = number(summary.setting("train", "threads")) or 1
     free = [free_cores(event["others"], len(_core_use(event)) or 1) for event in known]
-    disturbed = [event for event, left in zip(known, free, strict=True) if event["others"] > BUSY and left < threads]
+    disturbed = [
+        event
+        for event, left in zip(known, free, strict=True)
+        if event["others"] > BUSY and left < threads
+    ]
     if len(disturbed) < max(TIMES_DISTURBED, DISTURBED * len(known)):
         return Verdict.CLEAR
-    first, used = count(disturbed[0].get("step")), statistics.median(event["others"] for event in disturbed)
+    first, used = (
+        count(disturbed[0].get("step")),
+        statistics.median(event["others"] for event in disturbed),
+    )
     fewer = (
-        f", or leave them what they use: {around.train(f'train.threads={max(1, min(free))}')}" if threads > 1 else ""
+        f", or leave them what they use: {around.train(f'train.threads={max(1, min(free))}')}"
+        if threads > 1
+        else ""
     )
     return Found(
         f"at {len(disturbed)} of {len(known)} readings of the sensors, first at step {first}, they used {used:.0%} of "
@@ -170,14 +183,18 @@ def waiting_for_others(summary: Summary, around: Surroundings) -> Found | Verdic
         return Verdict.CLEAR
     advice = []
     if around.state == "running":
-        advice.append(f"go on with this computer alone: {around.command('stop')}, then {around.command('resume')}")
+        advice.append(
+            f"go on with this computer alone: {around.command('stop')}, then {around.command('resume')}"
+        )
     if batch := summary.batch_size:
         advice.append(
             "another run, with --machines or torchrun as before: a larger batch gives each more to do: "
             f"{around.train(f'train.batch_size={2 * batch}')}"
         )
     if summary.setting("train", "exchange") != "bfloat16":
-        advice.append(f"gradients in half precision are half as many bytes: {around.train('train.exchange=bfloat16')}")
+        advice.append(
+            f"gradients in half precision are half as many bytes: {around.train('train.exchange=bfloat16')}"
+        )
     least = together.timed[0]
     return Found(
         f"{most.name} waits {most.waited:.0%} of its time, {least.name} {least.waited:.0%}. {together.waiting} "
@@ -219,4 +236,12 @@ def _core_use(event: dict[str, Any]) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-CHECKS = (waiting_for_data, slower_than_tuned, over_time, throttled, too_few_cores, waiting_for_others, competing_runs)
+CHECKS = (
+    waiting_for_data,
+    slower_than_tuned,
+    over_time,
+    throttled,
+    too_few_cores,
+    waiting_for_others,
+    competing_runs,
+)

@@ -102,7 +102,9 @@ def serve(
         fragment=urlencode(first),
     )
     with library.model.which.in_use():
-        serve_until_interrupted(application.routed(), words, host, port, PORT, output=output, ready=ready)
+        serve_until_interrupted(
+            application.routed(), words, host, port, PORT, output=output, ready=ready
+        )
 
 
 def _remember(application: Application, image: Path) -> str:
@@ -111,7 +113,9 @@ def _remember(application: Application, image: Path) -> str:
     except OSError as error:
         raise DataError(f"{image} cannot be read: {error.strerror or error}.") from None
     except DataError as error:
-        raise DataError(f"{image} cannot be read as an image: {error.message}.", hint=error.hint) from None
+        raise DataError(
+            f"{image} cannot be read as an image: {error.message}.", hint=error.hint
+        ) from None
 
 
 class AskedImage(NamedTuple):
@@ -133,7 +137,9 @@ class Question(NamedTuple):
 class Questions:
     """Reads questions and answers them, among the images that are young enough and not left out."""
 
-    def __init__(self, library: Library, since: float | None = None, exclude: Sequence[str] = ()) -> None:
+    def __init__(
+        self, library: Library, since: float | None = None, exclude: Sequence[str] = ()
+    ) -> None:
         self.library = library
         """As the index was read last."""
         self._since, self._exclude = since, tuple(exclude)
@@ -148,7 +154,10 @@ class Questions:
         if len(words) > LONGEST:
             raise ValueError(f"A question has at most {LONGEST:,} characters.")
         try:
-            page, like = int(given.get("page", "0")), int(given["like"]) if "like" in given else None
+            page, like = (
+                int(given.get("page", "0")),
+                int(given["like"]) if "like" in given else None,
+            )
         except ValueError:
             raise ValueError("A page and an image are named by numbers.") from None
         if not 0 <= page < MOST // PAGE:
@@ -163,7 +172,9 @@ class Questions:
     def shows(self, entry: Entry) -> bool:
         """Whether an image is young enough and not left out."""
         time = entry.modified / 1e9 if entry.taken is None else entry.taken
-        return (self._since is None or time >= self._since) and not excluded(entry.path, self._exclude)
+        return (self._since is None or time >= self._since) and not excluded(
+            entry.path, self._exclude
+        )
 
     def answer(self, question: Question) -> dict[str, Any]:
         """A page of the images, how many there are, how long it took, and which reading of the index that is."""
@@ -173,13 +184,19 @@ class Questions:
             found = Answer(library.like_image(question.image.image, **chosen))
         elif question.like is not None:
             known = library.entry(question.like)
-            found = Answer(library.like(question.like, **chosen) if known and self.shows(known) else [])
+            found = Answer(
+                library.like(question.like, **chosen) if known and self.shows(known) else []
+            )
         elif question.words:
             found = library.ask(parse(question.words), **chosen)
         else:
             found = Answer(library.newest(**chosen))
         hits = found.hits
-        total = library.count_of(**self._narrowed, without=question.like) if hits or question.page else 0
+        total = (
+            library.count_of(**self._narrowed, without=question.like)
+            if hits or question.page
+            else 0
+        )
         scored = bool(question.image or question.words) or question.like is not None
         return {
             "results": [
@@ -238,7 +255,9 @@ class Questions:
 class Application:
     """Answers to the page."""
 
-    def __init__(self, library: Library, since: float | None = None, exclude: Sequence[str] = ()) -> None:
+    def __init__(
+        self, library: Library, since: float | None = None, exclude: Sequence[str] = ()
+    ) -> None:
         self._library, self._images = library, Images(library)
         self.questions = Questions(library, since, exclude)
         self._files = page_files(STATIC)
@@ -264,9 +283,16 @@ class Application:
 
     async def _page(self, request: Request) -> Response:
         folder = self._library.folder
-        facts: dict[str, Any] = {"name": folder.name or folder.anchor, "count": self.questions.count}
+        facts: dict[str, Any] = {
+            "name": folder.name or folder.anchor,
+            "count": self.questions.count,
+        }
         facts["notes"] = self._library.model_notes()
-        text = (STATIC / "page.html").read_text(encoding="utf-8").replace("{{facts}}", html.escape(to_json(facts)))
+        text = (
+            (STATIC / "page.html")
+            .read_text(encoding="utf-8")
+            .replace("{{facts}}", html.escape(to_json(facts)))
+        )
         return Response(text.encode(), media_type="text/html; charset=utf-8")
 
     async def _search(self, request: Request) -> Response:
@@ -274,11 +300,19 @@ class Application:
             question = self.questions.read(request.query_params)
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
-        return _as_json(await self._in_turn(request, self._asking, lambda: self.questions.answer(question)))
+        return _as_json(
+            await self._in_turn(request, self._asking, lambda: self.questions.answer(question))
+        )
 
     async def _ask(self, request: Request) -> Response:
         data = await _body(request)
-        return _as_json({"image": await self._in_turn(request, self._decoding, lambda: self.questions.remember(data))})
+        return _as_json(
+            {
+                "image": await self._in_turn(
+                    request, self._decoding, lambda: self.questions.remember(data)
+                )
+            }
+        )
 
     async def _asked(self, request: Request) -> Response:
         preview = self.questions.preview(request.path_params["name"])
@@ -362,7 +396,9 @@ async def _body(request: Request) -> bytes:
         async for chunk in request.stream():
             size += len(chunk)
             if size > LARGEST_ASKED:
-                raise HTTPException(413, f"An image to search by has at most {LARGEST_ASKED // 10**6} MB.")
+                raise HTTPException(
+                    413, f"An image to search by has at most {LARGEST_ASKED // 10**6} MB."
+                )
             chunks.append(chunk)
     except ClientDisconnect:
         raise HTTPException(499, GONE) from None

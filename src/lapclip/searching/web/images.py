@@ -96,7 +96,10 @@ class Images:
             if kind := BROWSERS_READ.get(header.image.format or ""):
                 return Sent(data, kind)
             with header.turn():
-                return Sent(as_jpeg(shrunk(decode(header).image, WHOLE_SIDE, WHOLE_SIDE), quality=90), "image/jpeg")
+                return Sent(
+                    as_jpeg(shrunk(decode(header).image, WHOLE_SIDE, WHOLE_SIDE), quality=90),
+                    "image/jpeg",
+                )
         except DataError:
             return None
 
@@ -126,7 +129,9 @@ class Images:
                 excess -= status.st_size
 
 
-def shrunk(image: Image.Image, short_side: int = SHORT_SIDE, long_side: int | None = None) -> Image.Image:
+def shrunk(
+    image: Image.Image, short_side: int = SHORT_SIDE, long_side: int | None = None
+) -> Image.Image:
     """An image with at most this short side, and at most twice that or `long_side` as the long one."""
     share = min(1.0, short_side / min(image.size), (long_side or 2 * short_side) / max(image.size))
     if share == 1.0:

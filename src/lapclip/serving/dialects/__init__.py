@@ -78,7 +78,9 @@ def answer_refusal(scope: Scope, refusal: Refusal) -> Response:
     headers = {}
     if refusal.retry_after is not None:
         headers["Retry-After"] = str(max(1, round(refusal.retry_after)))
-    if refusal.status == 409:  # it will be another model the next time too; clients of OpenAI's kind would ask again
+    if (
+        refusal.status == 409
+    ):  # it will be another model the next time too; clients of OpenAI's kind would ask again
         headers["X-Should-Retry"] = "false"
     return json_answer(error(refusal), refusal.status, headers)
 
@@ -145,7 +147,9 @@ class InTurns:
         most = self._service.limits.items * TURNS
         if count > most:
             of = "" if each == 1 else f" ({count // each:,} with {each:,} sentences each)"
-            raise TooLarge(f"{field} has {count:,} items{of}; at most {most:,} are taken.", field=field)
+            raise TooLarge(
+                f"{field} has {count:,} items{of}; at most {most:,} are taken.", field=field
+            )
 
     async def embed(self, field: str, items: Sequence[Item], each: int = 1) -> np.ndarray:
         """The vectors of one list. A refusal names its field; positions count what was sent, `each` items for one."""
@@ -153,7 +157,9 @@ class InTurns:
         step, parts = self._service.limits.items, []
         for at in range(0, len(items), step):
             try:
-                answer = await self._service.embed(items[at : at + step], deadline=self._deadline, model=self.model)
+                answer = await self._service.embed(
+                    items[at : at + step], deadline=self._deadline, model=self.model
+                )
             except Refusal as refusal:
                 if refusal.position is not None:
                     refusal.position, refusal.field = (at + refusal.position) // each, field

@@ -59,7 +59,9 @@ class CohereRequest(Strict):
 
     texts: list[Unicode] | None = Field(None, max_length=LONGEST_LIST)
     images: list[str] | None = Field(None, description="Data URIs.", max_length=LONGEST_LIST)
-    embedding_types: list[EmbeddingType] | None = Field(None, max_length=len(get_args(EmbeddingType)))
+    embedding_types: list[EmbeddingType] | None = Field(
+        None, max_length=len(get_args(EmbeddingType))
+    )
     truncate: Literal["NONE", "START", "END"] = Field("END", description="END or NONE.")
 
     def lists(self) -> dict[str, list[Any] | None]:
@@ -71,7 +73,10 @@ class CohereRequest(Strict):
         if len(given) != 1:
             raise BadItem(f"Give exactly one of {', '.join(self.lists())}.")
         if self.truncate == "START":
-            raise Unsupported("truncate: texts can be cut at the end alone (END), or not (NONE).", field="truncate")
+            raise Unsupported(
+                "truncate: texts can be cut at the end alone (END), or not (NONE).",
+                field="truncate",
+            )
         ((kind, found),) = given.items()
         return [self._item(kind, each, position) for position, each in enumerate(found)]
 
@@ -81,7 +86,9 @@ class CohereRequest(Strict):
         if kind == "images":
             return image_from_text(given, position=position)
         if len(given.content) != 1:
-            raise BadItem("an input can have one text or one image, not several parts.", position=position)
+            raise BadItem(
+                "an input can have one text or one image, not several parts.", position=position
+            )
         part = given.content[0]
         if isinstance(part, TextPart):
             return self._item("texts", part.text, position)
@@ -91,8 +98,12 @@ class CohereRequest(Strict):
 class EmbedV1(CohereRequest):
     """Texts or images, as Cohere's first version has them."""
 
-    model: str | None = Field(None, description="Any name; a fingerprint has to be that of the served model.")
-    input_type: InputType | None = Field(None, description="Changes nothing: CLIP embeds all of them alike.")
+    model: str | None = Field(
+        None, description="Any name; a fingerprint has to be that of the served model."
+    )
+    input_type: InputType | None = Field(
+        None, description="Changes nothing: CLIP embeds all of them alike."
+    )
 
 
 class EmbedV2(CohereRequest):
@@ -101,9 +112,13 @@ class EmbedV2(CohereRequest):
     model: str = Field(description="Any name; a fingerprint has to be that of the served model.")
     input_type: InputType = Field(description="Changes nothing: CLIP embeds all of them alike.")
     inputs: list[Input] | None = Field(None, max_length=LONGEST_LIST, fail_fast=True)
-    output_dimension: int | None = Field(None, description="The dimension of the model, and no other.")
+    output_dimension: int | None = Field(
+        None, description="The dimension of the model, and no other."
+    )
     max_tokens: int | None = Field(None, description="Not supported.")
-    priority: int | None = Field(None, description="Changes nothing: requests are answered in their order.")
+    priority: int | None = Field(
+        None, description="Changes nothing: requests are answered in their order."
+    )
 
     def lists(self) -> dict[str, list[Any] | None]:
         return {**super().lists(), "inputs": self.inputs}
@@ -114,13 +129,17 @@ def routes(service: Service) -> APIRouter:
 
     async def embed(request: EmbedV1 | EmbedV2, demand: str | None) -> Answer:
         named = check_model_name(service, service.model, request.model)
-        return await service.embed(request.items(), demand=demand or named)  # asked again once images are fetched
+        return await service.embed(
+            request.items(), demand=demand or named
+        )  # asked again once images are fetched
 
     def answer(request: CohereRequest, made: Answer, version: str) -> Response:
         content = {
             "id": str(uuid.uuid4()),
             "response_type": "embeddings_by_type",
-            "embeddings": {kind: typed(made.vectors, kind) for kind in request.embedding_types or ["float"]},
+            "embeddings": {
+                kind: typed(made.vectors, kind) for kind in request.embedding_types or ["float"]
+            },
             "texts": request.texts or [],
             "meta": {"api_version": {"version": version}},
         }
@@ -132,9 +151,16 @@ def routes(service: Service) -> APIRouter:
     async def embed_v2(request: EmbedV2, demand: Demand = None) -> Response:
         dimension = service.model.dimension
         if request.output_dimension not in (None, dimension):
-            raise Unsupported(f"output_dimension: this model has {dimension} dimensions.", field="output_dimension")
+            raise Unsupported(
+                f"output_dimension: this model has {dimension} dimensions.",
+                field="output_dimension",
+            )
         if request.max_tokens is not None:
-            raise Unsupported("max_tokens: the model's own length is used.", field="max_tokens", hint="truncate='NONE'")
+            raise Unsupported(
+                "max_tokens: the model's own length is used.",
+                field="max_tokens",
+                hint="truncate='NONE'",
+            )
         return answer(request, await embed(request, demand), "2")
 
     @router.post("/v1/embed", summary="Embeddings, as the first version of Cohere's API gives them")

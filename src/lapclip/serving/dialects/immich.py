@@ -87,9 +87,16 @@ class Upstream:
             host, port = parts.hostname, parts.port
         except ValueError:
             parts, host, port = urlsplit(""), None, None
-        if parts.scheme not in ("http", "https") or not host or "@" in parts.netloc or parts.query or parts.fragment:
+        if (
+            parts.scheme not in ("http", "https")
+            or not host
+            or "@" in parts.netloc
+            or parts.query
+            or parts.fragment
+        ):
             raise ConfigError(
-                f"{url} is no address of a server.", hint="--immich-upstream http://immich-machine-learning:3003"
+                f"{url} is no address of a server.",
+                hint="--immich-upstream http://immich-machine-learning:3003",
             )
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._host, self._port = host, port or (443 if self._tls else 80)
@@ -105,9 +112,13 @@ class Upstream:
         self._waiting += 1
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, self._post, content_type, body, deadline, given_up)
+            return await loop.run_in_executor(
+                self._threads, self._post, content_type, body, deadline, given_up
+            )
         except TimeoutError:
-            raise BadUpstream(f"{self._name} did not answer within {SECONDS:.0f} seconds.") from None
+            raise BadUpstream(
+                f"{self._name} did not answer within {SECONDS:.0f} seconds."
+            ) from None
         except (OSError, http.client.HTTPException, ValueError, TooLarge):
             raise BadUpstream(f"{self._name} did not answer.", hint="whether it runs") from None
         finally:
@@ -118,16 +129,28 @@ class Upstream:
     def _name(self) -> str:
         return f"The server of --immich-upstream ({self._written_host})"
 
-    def _post(self, content_type: str, body: bytes, deadline: float, given_up: threading.Event) -> Response:
-        with closing(socket.create_connection((self._host, self._port), seconds_left(deadline))) as plain:
+    def _post(
+        self, content_type: str, body: bytes, deadline: float, given_up: threading.Event
+    ) -> Response:
+        with closing(
+            socket.create_connection((self._host, self._port), seconds_left(deadline))
+        ) as plain:
             sock = self._tls.wrap_socket(plain, server_hostname=self._host) if self._tls else plain
-            headers = {"Host": self._written_host, "Content-Type": content_type, "Accept": "application/json"}
+            headers = {
+                "Host": self._written_host,
+                "Content-Type": content_type,
+                "Accept": "application/json",
+            }
             response = ask(Wire(sock, deadline, given_up), "POST", self._path, headers, body)
             content = read(response, MOST_ANSWER)
             if response.status not in STATUSES:
                 raise BadUpstream(f"{self._name} answered with status {response.status}.")
-            kind = " ".join(response.headers.get("Content-Type", "").split())  # it may stand in several lines
-            return Response(content, response.status, media_type=kind if kind and kind.isprintable() else None)
+            kind = " ".join(
+                response.headers.get("Content-Type", "").split()
+            )  # it may stand in several lines
+            return Response(
+                content, response.status, media_type=kind if kind and kind.isprintable() else None
+            )
 
 
 def routes(service: Service) -> APIRouter:
@@ -137,7 +160,11 @@ def routes(service: Service) -> APIRouter:
     async def ping() -> Response:
         return PlainTextResponse("pong")
 
-    @router.post("/predict", summary="What Immich asks of its machine-learning server", openapi_extra=_OPENAPI)
+    @router.post(
+        "/predict",
+        summary="What Immich asks of its machine-learning server",
+        openapi_extra=_OPENAPI,
+    )
     async def predict(request: Request, demand: Demand = None) -> Response:
         content_type, body = request.headers.get("content-type", ""), await request.body()
         form = await asyncio.to_thread(read_form, content_type, body)
@@ -173,13 +200,18 @@ def _entries(form: dict[str, bytes]) -> dict[str, Any]:
     return entries
 
 
-async def _clip(service: Service, asked: Any, form: dict[str, bytes], demand: str | None) -> tuple[dict[str, Any], str]:
+async def _clip(
+    service: Service, asked: Any, form: dict[str, bytes], demand: str | None
+) -> tuple[dict[str, Any], str]:
     """The embedding of the image or the text, written as Immich's server writes it, and the model's fingerprint."""
     try:
         clip = Clip.model_validate(asked)
     except ValidationError as error:
         raise RequestValidationError(
-            [{**each, "loc": ("entries", "clip", *each["loc"])} for each in error.errors(include_input=False)]
+            [
+                {**each, "loc": ("entries", "clip", *each["loc"])}
+                for each in error.errors(include_input=False)
+            ]
         ) from None
     kind = "image" if clip.visual else "text"
     if (clip.visual is None) == (clip.textual is None):
@@ -211,7 +243,9 @@ def _merged(answer: Response) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         found = None
     if answer.status_code != 200 or not isinstance(found, dict):
-        raise BadUpstream(f"The server of --immich-upstream answered with status {answer.status_code}.")
+        raise BadUpstream(
+            f"The server of --immich-upstream answered with status {answer.status_code}."
+        )
     return found
 
 
@@ -235,7 +269,10 @@ def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
         if header[0].lower() == b"content-disposition":
             name = parse_options_header(header[1])[1].get(b"name", b"").decode("utf-8", "replace")
             if name not in FIELDS or name in form:
-                raise Refusal("The form has a field that is unknown, or one of them twice.", hint=", ".join(FIELDS))
+                raise Refusal(
+                    "The form has a field that is unknown, or one of them twice.",
+                    hint=", ".join(FIELDS),
+                )
             form[name] = field
         header[:] = [b"", b""]
 
@@ -277,10 +314,16 @@ def write_form(fields: dict[str, bytes]) -> tuple[str, bytes]:
     boundary = secrets.token_hex(16)
     parts = []
     for name, content in fields.items():
-        file = '; filename="image"\r\nContent-Type: application/octet-stream' if name == "image" else ""
+        file = (
+            '; filename="image"\r\nContent-Type: application/octet-stream'
+            if name == "image"
+            else ""
+        )
         head = f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'
         parts += [head.encode(), content, b"\r\n"]
-    return f"multipart/form-data; boundary={boundary}", b"".join([*parts, f"--{boundary}--\r\n".encode()])
+    return f"multipart/form-data; boundary={boundary}", b"".join(
+        [*parts, f"--{boundary}--\r\n".encode()]
+    )
 
 
 def error(refusal: Refusal) -> dict[str, Any]:
@@ -297,7 +340,10 @@ _OPENAPI = {
                     "type": "object",
                     "required": ["entries"],
                     "properties": {
-                        "entries": {"type": "string", "example": '{"clip": {"textual": {"modelName": "any"}}}'},
+                        "entries": {
+                            "type": "string",
+                            "example": '{"clip": {"textual": {"modelName": "any"}}}',
+                        },
                         "image": {"type": "string", "format": "binary"},
                         "text": {"type": "string"},
                     },

@@ -20,7 +20,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from starlette.responses import Response
 
 from lapclip.embedder import Encoder
-from lapclip.serving.dialects import LONGEST_LIST, Dialect, InTurns, check_model_name, json_answer, packed
+from lapclip.serving.dialects import (
+    LONGEST_LIST,
+    Dialect,
+    InTurns,
+    check_model_name,
+    json_answer,
+    packed,
+)
 from lapclip.serving.dialects.own import TINY_IMAGE, Demand, GivenItem, Strict, Unicode, is_unicode
 from lapclip.serving.items import Item, Text, image_from_text, is_image_text
 from lapclip.serving.refusals import BadItem, Fault, Refusal, TooLarge, Unknown, Unsupported
@@ -49,7 +56,9 @@ def _read_one(given: Any, position: int) -> str | GivenItem:
             return GivenItem.model_validate(given)
         except ValidationError:
             raise BadItem(
-                'an object has to be {"text": "..."} or {"image": "..."}.', position=position, field="input"
+                'an object has to be {"text": "..."} or {"image": "..."}.',
+                position=position,
+                field="input",
             ) from None
     if _is_token(given) or (isinstance(given, list) and given and all(map(_is_token, given))):
         raise Unsupported(
@@ -57,7 +66,11 @@ def _read_one(given: Any, position: int) -> str | GivenItem:
             field="input",
             hint="texts as strings; in LangChain OpenAIEmbeddings(check_embedding_ctx_length=False)",
         )
-    raise BadItem("it has to be a string, of whole characters, or an object.", position=position, field="input")
+    raise BadItem(
+        "it has to be a string, of whole characters, or an object.",
+        position=position,
+        field="input",
+    )
 
 
 def _is_token(given: Any) -> bool:
@@ -109,12 +122,20 @@ class EmbeddingsRequest(Strict):
         json_schema_extra={
             "examples": [
                 {"model": "mine", "input": ["a red bicycle", TINY_IMAGE]},
-                {"model": "mine", "input": [TINY_IMAGE], "modality": "image", "encoding_format": "base64"},
+                {
+                    "model": "mine",
+                    "input": [TINY_IMAGE],
+                    "modality": "image",
+                    "encoding_format": "base64",
+                },
                 {"model": "mine", "input": [{"text": "a red bicycle"}, {"image": TINY_IMAGE}]},
                 {
                     "model": "mine",
                     "messages": [
-                        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": TINY_IMAGE}}]}
+                        {
+                            "role": "user",
+                            "content": [{"type": "image_url", "image_url": {"url": TINY_IMAGE}}],
+                        }
                     ],
                 },
             ]
@@ -125,7 +146,8 @@ class EmbeddingsRequest(Strict):
         list[str | GivenItem] | None,
         PlainValidator(_read_input, json_schema_input_type=str | list[str | GivenItem] | None),
     ] = Field(
-        None, description="A string, or a list of strings and objects. A string that is a data URI of an image is one."
+        None,
+        description="A string, or a list of strings and objects. A string that is a data URI of an image is one.",
     )
     messages: list[Message] | None = Field(
         None,
@@ -134,7 +156,8 @@ class EmbeddingsRequest(Strict):
         fail_fast=True,
     )
     model: str | None = Field(
-        None, description="Any name; a fingerprint (16 hexadecimal digits) has to be that of the served model."
+        None,
+        description="Any name; a fingerprint (16 hexadecimal digits) has to be that of the served model.",
     )
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="base64: float32 numbers, the least significant byte first."
@@ -142,18 +165,27 @@ class EmbeddingsRequest(Strict):
     dimensions: int | None = Field(None, description="Only the dimension that the model has.")
     user: str | None = Field(None, description="Accepted, and neither used nor kept.")
     modality: Literal["text", "image"] | None = Field(
-        None, description="What the strings of input are, as infinity has it; images are data URIs or base64."
+        None,
+        description="What the strings of input are, as infinity has it; images are data URIs or base64.",
     )
     embedding_type: Literal["float", "base64", "binary", "ubinary"] | None = Field(
         None,
         description="As Jina has it, and before encoding_format, which some clients always send. "
         "binary and ubinary: the signs of eight numbers in a byte, from -128 or from 0 on.",
     )
-    task: str | None = Field(None, description="Jina's; accepted, a CLIP has one vector for all tasks.")
-    normalized: Literal[True] | None = Field(None, description="Jina's; vectors always have unit length.")
-    truncate: Literal[True] | None = Field(None, description="Jina's; long texts are always cut to the context.")
+    task: str | None = Field(
+        None, description="Jina's; accepted, a CLIP has one vector for all tasks."
+    )
+    normalized: Literal[True] | None = Field(
+        None, description="Jina's; vectors always have unit length."
+    )
+    truncate: Literal[True] | None = Field(
+        None, description="Jina's; long texts are always cut to the context."
+    )
     late_chunking: Literal[False] | None = Field(None, description="Jina's.")
-    add_special_tokens: bool | None = Field(None, description="vLLM's; accepted, the tokenizer decides that.")
+    add_special_tokens: bool | None = Field(
+        None, description="vLLM's; accepted, the tokenizer decides that."
+    )
     continue_final_message: Literal[False] | None = Field(None, description="vLLM's.")
 
     def items(self) -> list[Item]:
@@ -216,7 +248,9 @@ class ModelFacts(BaseModel):
     owned_by: str
     fingerprint: str
     dimension: int
-    context: int = Field(description="Tokens of a text that the model reads; what is longer is cut.")
+    context: int = Field(
+        description="Tokens of a text that the model reads; what is longer is cut."
+    )
 
 
 class ModelList(BaseModel):
@@ -242,7 +276,9 @@ class OpenAIError(BaseModel):
 
 
 def routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["OpenAI"], responses={"default": {"model": OpenAIError, "description": "Refused"}})
+    router = APIRouter(
+        tags=["OpenAI"], responses={"default": {"model": OpenAIError, "description": "Refused"}}
+    )
 
     @router.post(
         "/v1/embeddings",
@@ -258,7 +294,10 @@ def routes(service: Service) -> APIRouter:
         written = packed(vectors, request.embedding_type or request.encoding_format or "float")
         content = {
             "object": "list",
-            "data": [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(written)],
+            "data": [
+                {"object": "embedding", "index": index, "embedding": one}
+                for index, one in enumerate(written)
+            ],
             "model": asked.model.name,
             "usage": {"prompt_tokens": used, "total_tokens": used},
         }
@@ -284,7 +323,11 @@ def routes(service: Service) -> APIRouter:
 def _check_model(service: Service, model: ServedModel, request: EmbeddingsRequest) -> None:
     """Refuse what another model would have to give."""
     check_model_name(service, model, request.model)
-    if request.dimensions not in (None, 0, model.dimension):  # infinity's client sends 0 for the model's own
+    if request.dimensions not in (
+        None,
+        0,
+        model.dimension,
+    ):  # infinity's client sends 0 for the model's own
         raise Unsupported(
             f"dimensions: the vectors of this model have {model.dimension} numbers and cannot be cut.",
             field="dimensions",
@@ -333,7 +376,11 @@ def error(refusal: Refusal) -> dict[str, Any]:
     code = refusal.code
     if refusal.status == 429:
         kind, code = "rate_limit_error", "rate_limit_exceeded"
-    param = refusal.field if refusal.position is None else f"{refusal.field or 'input'}[{refusal.position}]"
+    param = (
+        refusal.field
+        if refusal.position is None
+        else f"{refusal.field or 'input'}[{refusal.position}]"
+    )
     return {"error": {"message": refusal.reason, "type": kind, "param": param, "code": code}}
 
 

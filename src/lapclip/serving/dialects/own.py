@@ -27,9 +27,7 @@ Demand = Annotated[
 
 ASSUMED_SCALE = 100.0
 """Where a model's learnt scale is not known: what CLIP's ended at (a temperature of 0.01)."""
-NOT_CALIBRATED = (
-    "Shares say what the model prefers among these labels. They were not compared with the truth of any data."
-)
+NOT_CALIBRATED = "Shares say what the model prefers among these labels. They were not compared with the truth of any data."
 
 MOST_TEMPLATES, MOST_PLACES = 256, 8
 """Sentences for a label, and how often one of them may hold it: labels are long, and each {} repeats one."""
@@ -55,10 +53,15 @@ class Strict(BaseModel):
     def _check_lists(cls, given: Any) -> Any:
         """A list that is too long, or an object of very many fields, is refused before any of it is read."""
         if isinstance(given, dict) and len(given) > MOST_FIELDS:
-            raise TooLarge(f"An object has {len(given):,} fields; /openapi.json has those that there are.")
+            raise TooLarge(
+                f"An object has {len(given):,} fields; /openapi.json has those that there are."
+            )
         for name in cls.model_fields if isinstance(given, dict) else ():
             if isinstance(found := given.get(name), list) and len(found) > LONGEST_LIST:
-                raise TooLarge(f"{name} has {len(found):,} items; at most {LONGEST_LIST:,} are taken.", field=name)
+                raise TooLarge(
+                    f"{name} has {len(found):,} items; at most {LONGEST_LIST:,} are taken.",
+                    field=name,
+                )
         return given
 
 
@@ -81,12 +84,18 @@ class GivenItem(Strict):
     """A text or an image; exactly one of them."""
 
     text: Unicode | None = Field(None, description="A text to embed.", examples=["a red bicycle"])
-    image: str | None = Field(None, description="An image: base64 of a file, or a data URI.", examples=[TINY_IMAGE])
+    image: str | None = Field(
+        None, description="An image: base64 of a file, or a data URI.", examples=[TINY_IMAGE]
+    )
 
     def item(self, position: int) -> Item:
         if (self.text is None) == (self.image is None):
             raise BadItem("give either text or image.", position=position)
-        return Text(self.text) if self.text is not None else image_from_text(self.image or "", position=position)
+        return (
+            Text(self.text)
+            if self.text is not None
+            else image_from_text(self.image or "", position=position)
+        )
 
 
 EXAMPLE_ITEMS = [{"text": "a red bicycle"}, {"image": TINY_IMAGE}]
@@ -95,7 +104,9 @@ EXAMPLE_ITEMS = [{"text": "a red bicycle"}, {"image": TINY_IMAGE}]
 class EmbedRequest(Strict):
     """Texts and images, in any order."""
 
-    items: list[GivenItem] = Field(min_length=1, max_length=LONGEST_LIST, fail_fast=True, examples=[EXAMPLE_ITEMS])
+    items: list[GivenItem] = Field(
+        min_length=1, max_length=LONGEST_LIST, fail_fast=True, examples=[EXAMPLE_ITEMS]
+    )
 
 
 class EmbedAnswer(BaseModel):
@@ -128,7 +139,9 @@ class SimilarityRequest(Strict):
 class SimilarityAnswer(BaseModel):
     """Cosines: 1 is the same direction."""
 
-    similarity: list[list[float]] = Field(description="A row for each of `items`, a column for each of `others`.")
+    similarity: list[list[float]] = Field(
+        description="A row for each of `items`, a column for each of `others`."
+    )
     model: str = Field(description="The fingerprint of the model.")
 
 
@@ -175,8 +188,12 @@ class HowShares(BaseModel):
     )
     scale: float
     bias: float | None
-    scale_from: Literal["model", "assumed"] = Field(description="assumed: the model does not say what it learnt.")
-    calibrated: Literal[False] = Field(description="Whether shares were compared with the truth of held-out data.")
+    scale_from: Literal["model", "assumed"] = Field(
+        description="assumed: the model does not say what it learnt."
+    )
+    calibrated: Literal[False] = Field(
+        description="Whether shares were compared with the truth of held-out data."
+    )
     note: str
 
 
@@ -204,10 +221,14 @@ class OwnError(BaseModel):
 
 
 def routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["lapclip"], responses={"default": {"model": OwnError, "description": "Refused"}})
+    router = APIRouter(
+        tags=["lapclip"], responses={"default": {"model": OwnError, "description": "Refused"}}
+    )
 
     @router.post(
-        "/embed", summary="Vectors of texts and images, in the order that was asked", response_model=EmbedAnswer
+        "/embed",
+        summary="Vectors of texts and images, in the order that was asked",
+        response_model=EmbedAnswer,
     )
     async def embed(request: EmbedRequest, demand: Demand = None) -> Response:
         items = [given.item(position) for position, given in enumerate(request.items)]
@@ -219,23 +240,37 @@ def routes(service: Service) -> APIRouter:
         }
         return json_answer(content, headers={"X-Lapclip-Model": answer.fingerprint})
 
-    @router.post("/similarity", summary="How alike texts and images are", response_model=SimilarityAnswer)
+    @router.post(
+        "/similarity", summary="How alike texts and images are", response_model=SimilarityAnswer
+    )
     async def similarity(request: SimilarityRequest, demand: Demand = None) -> Response:
-        _check_answer("items", len(request.items), len(request.others or request.items) * BYTES_OF_A_NUMBER)
-        given = {"items": request.items} | ({} if request.others is None else {"others": request.others})
+        _check_answer(
+            "items", len(request.items), len(request.others or request.items) * BYTES_OF_A_NUMBER
+        )
+        given = {"items": request.items} | (
+            {} if request.others is None else {"others": request.others}
+        )
         lists = {field: read_items(field, each) for field, each in given.items()}
         with InTurns(service, demand) as asked:
             rows = [await asked.embed(field, items) for field, items in lists.items()]
         return _answer(asked, {"similarity": rows[0] @ rows[-1].T})
 
-    @router.post("/classify", summary="Which of some labels an image shows, zero-shot", response_model=ClassifyAnswer)
+    @router.post(
+        "/classify",
+        summary="Which of some labels an image shows, zero-shot",
+        response_model=ClassifyAnswer,
+    )
     async def classify(request: ClassifyRequest, demand: Demand = None) -> Response:
         labels, templates = request.labels, request.templates
         _check_labels(labels, templates)
         _check_answer(
-            "labels", len(request.images), sum(2 * (BYTES_OF_A_NUMBER + len(each.encode())) for each in labels)
+            "labels",
+            len(request.images),
+            sum(2 * (BYTES_OF_A_NUMBER + len(each.encode())) for each in labels),
         )
-        images = read_items("images", [GivenItem(text=None, image=written) for written in request.images])
+        images = read_items(
+            "images", [GivenItem(text=None, image=written) for written in request.images]
+        )
         with InTurns(service, demand) as asked:
             asked.check_count("labels", len(labels) * len(templates), each=len(templates))
             sentences = [Text(sentence) for sentence in sentences_of(labels, templates)]
@@ -275,10 +310,17 @@ def _check_labels(labels: list[str], templates: list[str]) -> None:
     for position, template in enumerate(templates):
         if "{}" not in template:
             raise Refusal(
-                "the template has no {} for the label.", field="templates", position=position, hint="a photo of a {}."
+                "the template has no {} for the label.",
+                field="templates",
+                position=position,
+                hint="a photo of a {}.",
             )
         if template.count("{}") > MOST_PLACES:
-            raise Refusal(f"the template has {{}} more than {MOST_PLACES} times.", field="templates", position=position)
+            raise Refusal(
+                f"the template has {{}} more than {MOST_PLACES} times.",
+                field="templates",
+                position=position,
+            )
 
 
 def _check_answer(field: str, rows: int, bytes_of_row: int) -> None:

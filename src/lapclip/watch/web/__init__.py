@@ -33,7 +33,13 @@ from starlette.types import ASGIApp
 from lapclip.paths import read_bytes
 from lapclip.text import to_json
 from lapclip.watch.web.feed import Feed, Feeds, RunList, run_named, wait
-from lapclip.web.server import Announcement, answer_file, page_files, plotly_file, serve_until_interrupted
+from lapclip.web.server import (
+    Announcement,
+    answer_file,
+    page_files,
+    plotly_file,
+    serve_until_interrupted,
+)
 
 STATIC = Path(__file__).parent / "static"
 
@@ -88,7 +94,9 @@ class Application:
     async def _events(self, request: Request) -> Response:
         feed = await self._awaited_feed(request)
         position = request.headers.get("last-event-id") or request.query_params.get("after")
-        return StreamingResponse(feed.stream(position, self.closing), media_type="text/event-stream")
+        return StreamingResponse(
+            feed.stream(position, self.closing), media_type="text/event-stream"
+        )
 
     async def _image(self, request: Request) -> Response:
         run = run_named(request.path_params["name"])
@@ -96,7 +104,9 @@ class Application:
             raise HTTPException(404)
         image = await asyncio.to_thread(_read_image, run.path, request.path_params["number"])
         # The page names a version in the address, so an image may be cached.
-        return Response(image, media_type="image/png", headers={"Cache-Control": f"private, max-age={A_DAY}"})
+        return Response(
+            image, media_type="image/png", headers={"Cache-Control": f"private, max-age={A_DAY}"}
+        )
 
     async def _plotly_js(self, request: Request) -> Response:
         return answer_file(request, self._plotly, max_age=A_DAY)
@@ -117,7 +127,11 @@ class Application:
         """The feed of a run that may be about to begin."""
         name, clock = request.path_params["name"], asyncio.get_running_loop()
         until = clock.time() + PATIENCE
-        while re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) and clock.time() < until and not self.closing.is_set():
+        while (
+            re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)
+            and clock.time() < until
+            and not self.closing.is_set()
+        ):
             if run_named(name) or await request.is_disconnected():
                 break
             await wait(self.closing, 0.3)
@@ -157,9 +171,14 @@ def serve(
         title="Watching the runs in this folder",
         shared="Who has this address can look at your runs.",
         ending="Ctrl-C ends the page; training goes on.",
-        notes=[f"There is no run called {name} yet; the page shows it as soon as it begins." for name in absent],
+        notes=[
+            f"There is no run called {name} yet; the page shows it as soon as it begins."
+            for name in absent
+        ],
     )
     application = Application(names)
     app = application.routed()
-    serve_until_interrupted(app, announcement, host, port, PORT, application.closing.set, output, ready)
+    serve_until_interrupted(
+        app, announcement, host, port, PORT, application.closing.set, output, ready
+    )
     return 0

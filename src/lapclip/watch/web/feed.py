@@ -139,13 +139,19 @@ class Feed:
                 if generation != self.generation:
                     if generation is not None:
                         yield RESTART
-                    generation, sent, events = self.generation, self.count, self._events[: self._events_count]
+                    generation, sent, events = (
+                        self.generation,
+                        self.count,
+                        self._events[: self._events_count],
+                    )
                     for first in range(0, len(events), 200):
                         yield b"".join(map(_message, events[first : first + 200]))
                 if new := [(number, event) for number, event in self._recent if number > sent]:
                     sent = new[-1][0]
                     quiet_since = time.monotonic()
-                    yield b"".join(_message(event, f"{generation:x}-{number}") for number, event in new)
+                    yield b"".join(
+                        _message(event, f"{generation:x}-{number}") for number, event in new
+                    )
                 if self.gone or self.ended:
                     kind = "gone" if self.gone else "end"
                     yield f"event: {kind}\ndata: {to_json({'state': self.row.get('state')})}\n\n".encode()
@@ -178,17 +184,24 @@ class Feed:
     def _take(self, gone: bool, row: dict[str, Any], new: list[dict[str, Any]]) -> None:
         """What was read becomes what streams see, in one go."""
         self.gone, self.row, events = gone, row, self._followed.events
-        if self._first is not None and (not events or events[0] is not self._first):  # another file in its place
+        if self._first is not None and (
+            not events or events[0] is not self._first
+        ):  # another file in its place
             self.generation, self.count = next(_generations), 0
             self._recent.clear()
         self._first = events[0] if events else None
-        self._events, self._events_count = events, len(events)  # the list may grow while it is being sent
+        self._events, self._events_count = (
+            events,
+            len(events),
+        )  # the list may grow while it is being sent
         self._recent.extend(_thinned(list(enumerate(new, self.count + 1))))
         self.count += len(new)
 
     def _make_snapshot(self, tag: str) -> tuple[str, bytes]:
         began = time.monotonic()
-        encoded = to_json({"position": self.position, **snapshot(self.row, self._followed.view)}).encode()
+        encoded = to_json(
+            {"position": self.position, **snapshot(self.row, self._followed.view)}
+        ).encode()
         now = time.monotonic()
         self._next_snapshot = now + min(LONGEST_PAUSE, max(LEAST_PAUSE, (now - began) / SHARE))
         return tag, encoded
@@ -210,7 +223,9 @@ class Feeds:
         feed = self._feeds.get(name) or Feed(run)
         feed.used = time.monotonic()
         self._feeds[name] = feed
-        idle = sorted((each for each in self._feeds.values() if not each.streams), key=lambda each: each.used)
+        idle = sorted(
+            (each for each in self._feeds.values() if not each.streams), key=lambda each: each.used
+        )
         for each in idle[:-IDLE_FEEDS]:
             del self._feeds[each.run.name]
         return feed

@@ -33,15 +33,22 @@ def snapshot(row: dict[str, Any], view: RunView) -> dict[str, Any]:
     return {
         **row,
         "about": _about(view),
-        "ending": {name: summary.ending.get(name) for name in ("type", "time", "error", "reason") if summary.ending},
+        "ending": {
+            name: summary.ending.get(name)
+            for name in ("type", "time", "error", "reason")
+            if summary.ending
+        },
         "elapsed": summary.training_seconds,
         "pairs_per_second": summary.pairs_per_second,
-        "stopped": f"Stopped{stopped_by(summary.ending)}" if summary.ending.get("type") == "stopped" else None,
+        "stopped": f"Stopped{stopped_by(summary.ending)}"
+        if summary.ending.get("type") == "stopped"
+        else None,
         "learning": verdict(view, over=not row["working"]),
         "forecast": asdict(view.time_left) if view.time_left else None,
         "findings": [asdict(finding) for finding in view.findings],
         "scores": {
-            name: number(summary.scores.get(name)) for name in ("t2i_r1", "t2i_r5", "i2t_r1", "i2t_r5", "chance")
+            name: number(summary.scores.get(name))
+            for name in ("t2i_r1", "t2i_r5", "i2t_r1", "i2t_r5", "chance")
         },
         "curves": _curves(view),
         "evaluations": [_evaluation(event) for event in summary.evaluations[-MOST_EVALUATIONS:]],
@@ -67,7 +74,9 @@ def _about(view: RunView) -> dict[str, Any]:
         "dtype": summary.setting("train", "dtype"),
         "devices": sorted(set(view.devices.values())),
         "chip": mapping(started.get("machine")).get("chip"),
-        "notes": [str(note) for note in started["notes"]] if isinstance(started.get("notes"), list) else [],
+        "notes": [str(note) for note in started["notes"]]
+        if isinstance(started.get("notes"), list)
+        else [],
     }
 
 
@@ -89,7 +98,10 @@ def _curves(view: RunView) -> dict[str, dict[str, list[float]]]:
 
 
 def _evaluation(event: dict[str, Any]) -> dict[str, Any]:
-    values, names = event["evaluation"], ("t2i_r1", "t2i_r5", "t2i_r10", "i2t_r1", "i2t_r5", "i2t_r10", "chance")
+    values, names = (
+        event["evaluation"],
+        ("t2i_r1", "t2i_r5", "t2i_r10", "i2t_r1", "i2t_r5", "i2t_r10", "chance"),
+    )
     intervals, batch = mapping(values.get("intervals")), mapping(values.get("in_batch"))
     return {
         "step": event["step"],
@@ -108,7 +120,12 @@ def _gradients(view: RunView) -> dict[str, Any]:
     steps, rows = view.summary.gradient_map(COLUMNS)
     parts = view.summary.parts()
     values = [[_short(value) for value in row] for row in rows]
-    return {"x": steps, "parts": parts, "names": [part_name(part) for part in parts], "values": values}
+    return {
+        "x": steps,
+        "parts": parts,
+        "names": [part_name(part) for part in parts],
+        "values": values,
+    }
 
 
 def _memory(view: RunView) -> dict[str, Any]:
@@ -130,7 +147,9 @@ def _energy(view: RunView) -> dict[str, Any]:
         "joules": view.joules,
         "at_least": view.joules_at_least,
         "watts": _points(view.power),
-        "celsius": _points(curve(view.summary.sensors, lambda event: event.get("celsius"), x="elapsed")),
+        "celsius": _points(
+            curve(view.summary.sensors, lambda event: event.get("celsius"), x="elapsed")
+        ),
         "reason": view.energy_reason,
     }
 
@@ -169,8 +188,14 @@ def verdict(view: RunView, *, over: bool) -> dict[str, str]:
         return {"answer": "Too early to say", "detail": "It has only just begun."}
     first, last = loss.y[0], loss.y[-1]
     if last < FALLEN * first:
-        return {"answer": "Yes, so far", "detail": f"The loss fell from {first:.2f} to {last:.2f}. Not yet tested."}
-    return {"answer": "Not yet", "detail": f"The loss was {first:.2f} and is {last:.2f}. Not yet tested."}
+        return {
+            "answer": "Yes, so far",
+            "detail": f"The loss fell from {first:.2f} to {last:.2f}. Not yet tested.",
+        }
+    return {
+        "answer": "Not yet",
+        "detail": f"The loss was {first:.2f} and is {last:.2f}. Not yet tested.",
+    }
 
 
 def probe_answers(summary: Summary) -> list[dict[str, Any]]:
@@ -178,8 +203,16 @@ def probe_answers(summary: Summary) -> list[dict[str, Any]]:
     found = []
     for event in summary.probes:
         if isinstance(event.get("answers"), list):
-            answers = [known for answer in event["answers"][:MOST_ANSWERS] if (known := _answer(answer))]
-            found.append({"step": int(event["step"]), "epoch": number(event.get("epoch")), "answers": answers})
+            answers = [
+                known for answer in event["answers"][:MOST_ANSWERS] if (known := _answer(answer))
+            ]
+            found.append(
+                {
+                    "step": int(event["step"]),
+                    "epoch": number(event.get("epoch")),
+                    "answers": answers,
+                }
+            )
     return [found[at] for at in samples(len(found), MOST_PROBES)]
 
 
@@ -226,7 +259,9 @@ def _answer(answer: Any) -> dict[str, Any] | None:
     images = [
         {"picture": int(image), "score": number(found.get("score"))}
         for found in answer["top"][:5]
-        if isinstance(found, dict) and (image := number(found.get("picture"))) is not None and image >= 0
+        if isinstance(found, dict)
+        and (image := number(found.get("picture"))) is not None
+        and image >= 0
     ]
     return {
         "caption": str(answer.get("caption", ""))[:300],
