@@ -34,7 +34,8 @@ from lapclip.machine.choose_device import (
 )
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import Device
-from lapclip.machine.timing import Stopwatch, timed
+from lapclip.machine.timing import Stopwatch
+from lapclip.measure.timing import Timer
 from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
 from lapclip.model.shapes import SHAPES
@@ -160,7 +161,7 @@ def measure(row: Row, accelerator: Device, threads: int, rounds: int) -> dict[st
         found = time_parts(split, batch)
         steps = {"split": split, "alone": alone}
         spent = {
-            name: timed(lambda step=step: step(batch, 1, 0.0, off)(), pair.synchronise)
+            name: Timer(pair.synchronise).time_once(lambda step=step: step(batch, 1, 0.0, off)())
             for name, step in steps.items()
         }
         if turn:

@@ -28,7 +28,7 @@ from lapclip.data.tokenizers import clip_tokenizer
 from lapclip.embedder import Embedder, load
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.facts import logical_cores, source_commit
-from lapclip.machine.timing import other_load
+from lapclip.machine.other_programs import read_load
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.searching.read_images import made_ahead, read_stored
@@ -122,7 +122,7 @@ def main() -> None:
         "torch": torch.__version__,
         "batch": batch,
         "cores": logical_cores(),
-        "other_load": other_load(),
+        "other_load": read_load(),
     }
     told = {key: str(value) for key, value in vars(wanted).items()}
     found = {

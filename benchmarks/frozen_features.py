@@ -17,7 +17,8 @@ import torch
 
 from lapclip.commands import run_setup
 from lapclip.commands.run_setup import build, make_plan
-from lapclip.machine.timing import Stopwatch, timed
+from lapclip.machine.timing import Stopwatch
+from lapclip.measure.timing import Timer
 
 ROUNDS = 5
 
@@ -41,9 +42,8 @@ def main() -> None:
     times: dict[str, list[float]] = {"cached": [], "plain": []}
     for number in range(1, ROUNDS + 2):  # the first round warms up
         for name, plan, taken in (("cached", setup.plan, setup.step), ("plain", plain_plan, other)):
-            seconds = timed(
-                lambda: taken(plan.batch(number), number, 1e-5, off)(),  # noqa: B023
-                setup.device.synchronise,
+            seconds = Timer(setup.device.synchronise).time_once(
+                lambda: taken(plan.batch(number), number, 1e-5, off)()  # noqa: B023
             )
             times[name] += [seconds] if number > 1 else []
             print(f"{name}: step {number} in {seconds:.2f} s", flush=True)

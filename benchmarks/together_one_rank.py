@@ -16,7 +16,8 @@ from lapclip.compare import random_batch
 from lapclip.config import TrainConfig
 from lapclip.machine.choose_device import choose_device, default_threads, prepare_device
 from lapclip.machine.ranks import join
-from lapclip.machine.timing import Stopwatch, in_turns
+from lapclip.machine.timing import Stopwatch
+from lapclip.measure.timing import Timer
 from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
 from lapclip.model.shapes import SHAPES
@@ -47,9 +48,10 @@ def main(kind: str, model: str, batch: str, dtype: str, compile: str = "none") -
         runs = {
             name: (lambda step=step: step(pairs, 1, 1e-4, off)()) for name, step in steps.items()
         }
-        found = in_turns(
-            runs, device.synchronise, rounds=31, seconds=90.0, warm_up=4, least_rounds=9
+        timer = Timer(
+            device.synchronise, rounds=31, min_rounds=9, max_seconds=90.0, warm_up_rounds=4
         )
+        found = {name: timing.median for name, timing in timer.time_in_turns(runs).items()}
     lost = found["ranked"] / found["alone"] - 1
     verdict = "met" if lost <= 0.02 else "MISSED"
     print(

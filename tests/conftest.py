@@ -17,7 +17,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
-from lapclip.machine import timing
+from lapclip.machine import other_programs
 
 # One thread a test process: two of them share two cores, and results are compared bit for bit.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -95,8 +95,8 @@ def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def quiet_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests run side by side; what they time is to count as if they were alone."""
-    monkeypatch.setattr(timing, "other_load", lambda: 0.0)
-    monkeypatch.setattr(timing.OtherPrograms, "__call__", lambda self: 0.0)
+    monkeypatch.setattr(other_programs, "read_load", lambda: 0.0)
+    monkeypatch.setattr(other_programs.OtherPrograms, "__call__", lambda self: 0.0)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from lapclip.commands.train import train
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.cpu import Cpu
-from lapclip.machine.timing import OtherPrograms
+from lapclip.machine.other_programs import OtherPrograms
 from lapclip.runs.events import read_events
 from lapclip.training.step import TrainStep
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from lapclip.machine import timing
+from lapclip.machine import other_programs
 from lapclip.machine.polite import EVERY, MachineReader, PolitePauses, Reading
 
-REAL_OTHERS = timing.OtherPrograms.__call__  # which tests are spared
+REAL_OTHERS = other_programs.OtherPrograms.__call__  # which tests are spared
 QUIET = Reading(battery_percent=None, throttled=None, swap_bytes=0, others=0.0)
 
 
@@ -66,9 +66,9 @@ def test_a_load_that_comes_and_goes_does_not_pause() -> None:
 
 
 def test_this_machine_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing.OtherPrograms, "__call__", REAL_OTHERS)
+    monkeypatch.setattr(other_programs.OtherPrograms, "__call__", REAL_OTHERS)
     read = MachineReader()
-    monkeypatch.setattr(timing, "LOAD_SECONDS", 0.02)
+    monkeypatch.setattr(other_programs, "WATCH_SECONDS", 0.02)
     time.sleep(0.1)
     reading = read()
     assert reading.others is not None

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lapclip.machine import sensors
+from lapclip.machine.other_programs import OtherPrograms
 from lapclip.machine.sensors import EVERY_SECONDS, Sensors
-from lapclip.machine.timing import OtherPrograms
 
 from .test_facts import write
 

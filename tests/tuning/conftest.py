@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.machine import timing
+from lapclip.machine import other_programs
 from lapclip.tuning import flops, search
 from lapclip.tuning.search import Tuning
 
@@ -27,5 +27,5 @@ def little_time() -> Iterator[None]:
 def tuning(cache: Path, little_time: None) -> Tuning:
     """A real one, for those that only read it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timing, "other_load", lambda: 0.0)
+        patch.setattr(other_programs, "read_load", lambda: 0.0)
         return tuned()

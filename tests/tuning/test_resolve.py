@@ -16,7 +16,7 @@ from lapclip.data.batches import BatchPlan, prefetch
 from lapclip.data.sources.built_in import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import ConfigError
-from lapclip.machine import timing
+from lapclip.machine import other_programs
 from lapclip.runs.folder import find_run
 from lapclip.tuning import resolve
 from lapclip.tuning.resolve import choose_loader_threads
@@ -135,13 +135,13 @@ def test_a_budget_of_nothing_is_refused(here: Path, seconds: float) -> None:
 def test_busy_cores_are_named_and_nothing_is_remembered(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timing, "other_load", lambda: 0.5)
+    monkeypatch.setattr(other_programs, "read_load", lambda: 0.5)
     settings = [*SMALL_RUN, "train.compile=none"]
     found = tune("first-run", settings, 1.0, clock=Clock())
     assert found["warnings"] == ["other programs use 50% of the cores, so what is timed now is off"]
     assert not found["remembered"]
     assert "not remembered" in "".join(tuning_command.summary(found, "train"))
-    monkeypatch.setattr(timing, "other_load", lambda: 0.0)
+    monkeypatch.setattr(other_programs, "read_load", lambda: 0.0)
     found = tune("first-run", settings, 1.0, clock=Clock())
     assert found["remembered"]
     assert found["warnings"] == []

@@ -138,7 +138,7 @@ def test_a_short_run_does_not_try_to_compile() -> None:
 def test_a_run_that_looks_long_beside_other_programs_does_not_try_to_compile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(search, "busy_cores", lambda: "other programs use all cores")
+    monkeypatch.setattr(search, "describe_busy_cores", lambda: "other programs use all cores")
     tuning = tuned(2.0, briefly=True, **KNOWN, steps=100_000_000)
     assert tuning.setting.compile == "none"
     assert "tune --seconds 300" in tuning.reasons["compile"]
@@ -146,7 +146,7 @@ def test_a_run_that_looks_long_beside_other_programs_does_not_try_to_compile(
 
 @pytest.mark.slow
 def test_a_long_run_measures_compiling_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "busy_cores", lambda: None)
+    monkeypatch.setattr(search, "describe_busy_cores", lambda: None)
     tuning = tuned(2.0, briefly=True, **KNOWN, steps=100_000_000)
     reason = tuning.reasons["compile"]
     assert "measured" in reason or "compiled here" in reason  # where there is no compiler

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lapclip.machine.timing import WORTH
+from lapclip.measure.timing import MIN_SPEEDUP
 from lapclip.microscope.device_speed import ManyProducts, ProductParts, TransferTimes
 from lapclip.text import counted
 from lapclip.tuning.memory_probe import StepMemory
@@ -89,7 +89,7 @@ def one_product(cpu: ProductParts, other: ProductParts) -> Finding:
         f"{other.launch_ms:.3f}, synchronise {other.synchronise_ms:.3f}, compute {other.arithmetic_ms:.3f}"
     )
     return judged(
-        other.total_ms > cpu.total_ms * WORTH,
+        other.total_ms > cpu.total_ms * MIN_SPEEDUP,
         here,
         f"waited for and warm; the first call costs {cpu.first_call_ms:.1f} and {other.first_call_ms:.1f} ms more",
     )
@@ -101,7 +101,7 @@ def hundred_products(cpu: ManyProducts, other: ManyProducts) -> Finding:
         f"{cpu.seconds:.4f} s CPU, {other.seconds:.4f} s GPU ({other.seconds / cpu.seconds:.2f}x)"
     )
     return judged(
-        other.seconds > cpu.seconds * WORTH,
+        other.seconds > cpu.seconds * MIN_SPEEDUP,
         here,
         f"{cpu.count} dependent products of {cpu.size}, waited for",
     )
@@ -113,7 +113,7 @@ def cpu_trains_faster(cpu: float, other: float, parameters: int, batch: int) -> 
         f"CPU {cpu * 1e3:.0f} ms, GPU {other * 1e3:.1f} ms: the GPU is {cpu / other:.2f}x the CPU"
     )
     return judged(
-        cpu * WORTH < other,
+        cpu * MIN_SPEEDUP < other,
         here,
         f"one float32 step, {parameters / 1e6:.1f} M parameters, batch {batch}",
     )
@@ -152,7 +152,7 @@ def half_precision(
     ratios = [f"{name} {gain:.2f}x" for name, gain in gains.items()]
     ratios += [f"{name} {gain:.2f}x in a small model" for name, gain in extra.items()]
     jumps = ", ".join(f"{name} {count}" for name, count in spikes.items())
-    helps = max([*gains.values(), *extra.values()], default=0.0) >= WORTH
+    helps = max([*gains.values(), *extra.values()], default=0.0) >= MIN_SPEEDUP
     return judged(
         not helps,
         f"against float32: {', '.join(ratios)}",
@@ -217,7 +217,7 @@ def best_threads(seconds: Mapping[int, float]) -> Finding:
     )
     best = min(seconds.values())
     return judged(
-        seconds[8] <= best * WORTH,
+        seconds[8] <= best * MIN_SPEEDUP,
         here,
         "intra-op threads alone; holds where 8 are within 3 % of the best",
     )
@@ -229,7 +229,7 @@ def workers_pay(in_line: float, workers: float, start: float) -> Finding:
         f"{in_line / workers:.2f}x loading in line ({workers:.2f} s a step against {in_line:.2f} s)"
     )
     return judged(
-        in_line > workers * WORTH, here, f"4 workers; their first batch took {start:.1f} s"
+        in_line > workers * MIN_SPEEDUP, here, f"4 workers; their first batch took {start:.1f} s"
     )
 
 
@@ -241,7 +241,7 @@ def best_batch(rates: Mapping[int, float], peaks: Mapping[int, float]) -> Findin
     )
     best = max(fitting, key=fitting.__getitem__)
     return judged(
-        fitting[12] * WORTH >= fitting[best],
+        fitting[12] * MIN_SPEEDUP >= fitting[best],
         here,
         f"by speed within 8 GB; the fastest tried is {best}; memory beyond 12 is predicted from its parts",
     )
@@ -282,7 +282,7 @@ def pinning(times: TransferTimes) -> Finding:
         return unknown("this device copies from no pinned memory")
     here = f"{times.pinned * 1e3:.3f} ms pinned, {times.plain * 1e3:.3f} ms not"
     return judged(
-        times.plain > times.pinned * WORTH, here, "the images of a batch of 12 to the device"
+        times.plain > times.pinned * MIN_SPEEDUP, here, "the images of a batch of 12 to the device"
     )
 
 
@@ -292,7 +292,7 @@ def contiguous(contiguous_ms: float, permuted_ms: float) -> Finding:
         f"{permuted_ms / contiguous_ms:.2f}x ({contiguous_ms:.1f} ms against {permuted_ms:.1f} ms)"
     )
     return judged(
-        permuted_ms > contiguous_ms * WORTH,
+        permuted_ms > contiguous_ms * MIN_SPEEDUP,
         here,
         "one block of the model, forward and backward; 3 % faster holds",
     )

@@ -29,7 +29,7 @@ from lapclip.loss import contrastive_loss
 from lapclip.machine.choose_device import choose_device, default_threads
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import Device
-from lapclip.machine.timing import in_turns
+from lapclip.measure.timing import Timer
 from lapclip.microscope import device_speed, step_phases
 from lapclip.microscope.device_speed import (
     copy_rates,
@@ -125,7 +125,8 @@ def half_precision(bench: Bench) -> Finding:
     half = Rehearsal(make_workload(bench.shape, bench.batch, bench.cpu, "bfloat16"), bench.cpu)
     half()
     runs = {"float32": bench.rehearsal.repeated(), "bfloat16": half.repeated()}
-    step = in_turns(runs, bench.cpu.synchronise, bench.turns, seconds=10.0, warm_up=0)
+    timer = Timer(bench.cpu.synchronise, bench.turns, max_seconds=10.0, warm_up_rounds=0)
+    step = {name: timing.median for name, timing in timer.time_in_turns(runs).items()}
     small = precisions(bench.small, bench.batch, bench.cpu, bench.loss_steps)
     good = {name: one for name, one in small.items() if one.error is None}
     return judge.half_precision(
@@ -191,8 +192,9 @@ def best_batch(bench: Bench) -> Finding:
         return unknown(f"other batch sizes do not fit the {free / 1e9:.1f} GB of free memory")
     if not bench.rehearsal.taken:
         bench.rehearsal()
-    seconds = in_turns(runs, bench.cpu.synchronise, bench.turns, seconds=25.0, warm_up=0)
-    rates = {int(size): int(size) / spent for size, spent in seconds.items()}
+    timer = Timer(bench.cpu.synchronise, bench.turns, max_seconds=25.0, warm_up_rounds=0)
+    timings = timer.time_in_turns(runs)
+    rates = {int(size): int(size) / timing.median for size, timing in timings.items()}
     return judge.best_batch(rates, peaks)
 
 

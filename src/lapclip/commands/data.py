@@ -33,7 +33,7 @@ from lapclip.data.splits import TRAIN, are_drawn
 from lapclip.data.table import Row, Table
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.errors import DataError
-from lapclip.machine.timing import busy_cores
+from lapclip.machine.other_programs import describe_busy_cores
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import CacheFile
 from lapclip.progress import DataProgress, Progress, Status
@@ -314,7 +314,7 @@ def epoch_seconds(
             "from steps that were timed here before",
             0.0,
         )
-    busy = busy_cores()
+    busy = describe_busy_cores()
     timed = _timed_pair(config, caption_tokens, towers)
     origin = f"from {PAIRS} pairs timed now on {timed.device} in float32; {busy or 'lapclip tune times whole steps'}"
     return images * timed.step, origin, images * timed.image + captions * timed.caption
@@ -340,7 +340,8 @@ def _timed_pair(config: Config, caption_tokens: int, towers: InitialWeights | No
     from lapclip.data.batches import Batch
     from lapclip.data.pixels import normalise
     from lapclip.machine.choose_device import available
-    from lapclip.machine.timing import Stopwatch, timed
+    from lapclip.machine.timing import Stopwatch
+    from lapclip.measure.timing import Timer
     from lapclip.model.clip import CLIP
     from lapclip.model.freezing import freeze
     from lapclip.training.cuda_graph import make_step
@@ -367,7 +368,7 @@ def _timed_pair(config: Config, caption_tokens: int, towers: InitialWeights | No
     off = Stopwatch(device.synchronise, on=False)
 
     def shortest(run: Callable[[], object]) -> float:
-        return min([timed(run, device.synchronise) for _ in range(3)][1:])  # the first one warms up
+        return min(Timer(device.synchronise, rounds=2).time_one(run).seconds)
 
     cached = towers_to_cache(model, step.boundaries, fit_views(config))[0] if towers else []
     inputs = {

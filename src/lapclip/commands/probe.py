@@ -30,8 +30,9 @@ from lapclip.evaluation.closed_form import (
 )
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.device import Device
+from lapclip.machine.other_programs import describe_busy_cores
 from lapclip.machine.system_memory import forget_peak, memory_bytes, peak_memory_bytes
-from lapclip.machine.timing import busy_cores, timed
+from lapclip.measure.timing import Timer
 from lapclip.model.pretrained_towers import (
     PretrainedImageTower,
     PretrainedTextTower,
@@ -98,7 +99,7 @@ class ReadByTower:
 def probe(request: ProbeRequest, callbacks: Callbacks = Callbacks()) -> dict[str, Any]:
     """Everything `lapclip probe --json` prints."""
     began = time.perf_counter()
-    busy = busy_cores()
+    busy = describe_busy_cores()
     images = list(dict.fromkeys(request.towers)) or installed_towers("image")
     texts = list(dict.fromkeys(request.texts)) or installed_towers("text")
     for option, names, kind in (("--towers", images, "image"), ("--texts", texts, "text")):
@@ -364,8 +365,7 @@ def _fastest(tower: PretrainedTower, run: Any, device: Device) -> torch.dtype:
     took = {}
     for dtype in (torch.float32, torch.bfloat16):
         tower.compute = replace(tower.compute, dtype=dtype)
-        run()
-        took[dtype] = timed(run, device.synchronise)
+        took[dtype] = Timer(device.synchronise, rounds=1).time_one(run).median
     return min(took, key=lambda dtype: took[dtype])
 
 

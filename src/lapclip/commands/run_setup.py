@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,8 +47,10 @@ from lapclip.evaluation import note_on_held_out
 from lapclip.loss import LOSSES
 from lapclip.machine.choose_device import candidates, find_devices
 from lapclip.machine.device import Device
+from lapclip.machine.other_programs import BUSY_SHARE, OtherPrograms, count_free_cores
 from lapclip.machine.ranks import ALONE, Ranks, under_torchrun
-from lapclip.machine.timing import BUSY, Laps, OtherPrograms, Stopwatch, free_cores, timed
+from lapclip.machine.timing import Laps, Stopwatch
+from lapclip.measure.timing import Timer, Timing
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import LowRank, freeze
 from lapclip.model.shapes import SHAPES
@@ -519,11 +520,11 @@ def busy_notes(train: TrainConfig, device: Device, others: float | None) -> list
     """That other programs have used so much of the cores while a run was set up that the CPU will train slowly."""
     if (
         others is None
-        or others <= BUSY
+        or others <= BUSY_SHARE
         or not any(device.of(tower).is_cpu for tower in ("image", "text"))
     ):
         return []
-    free, threads = free_cores(others), int(train.threads)
+    free, threads = count_free_cores(others), int(train.threads)
     if free >= threads:
         return []
     fewer = (
@@ -633,6 +634,8 @@ def share_set_up(
         )
 
 
+MAX_TIMED_STEPS = 12
+TIMED_SECONDS = 10.0
 CACHED_FOR_OTHERS = "features-*.npy", "packed-*/index.jsonl"
 """The names of what other ranks are given of this computer's cache."""
 
@@ -828,10 +831,15 @@ def time_step_and_evaluation(trial: RunSetup, cheap_share: float) -> tuple[float
 
 def time_step(trial: RunSetup, number: int) -> float:
     """The median time of one kind of step; the first ones warm up, compile and record."""
-    times: list[float] = []
     # The same for all: a recording is made once for each shape.
     device, batch = trial.device, ready(trial.step, trial.plan.batch(1), number)
     off = Stopwatch(device.synchronise, on=False)
-    while len(times) < 12 and (sum(times) < 10 or len(times) < WARM_UP + 2):
-        times.append(timed(lambda: trial.step(batch, number, 0.0, off)(), device.synchronise))
-    return statistics.median(times[1:] if device.is_cpu else times[WARM_UP + 1 :])
+
+    def is_enough(timing: Timing) -> bool:
+        steps = len(timing.seconds)
+        return steps >= MAX_TIMED_STEPS or (timing.total >= TIMED_SECONDS and steps >= WARM_UP + 2)
+
+    timer = Timer(device.synchronise)
+    timing = timer.time_until(lambda: trial.step(batch, number, 0.0, off)(), is_enough)
+    warm_up_steps = 1 if device.is_cpu else WARM_UP + 1
+    return Timing(timing.seconds[warm_up_steps:]).median

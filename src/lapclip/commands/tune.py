@@ -19,7 +19,7 @@ from lapclip.data.loading import load_data
 from lapclip.data.pixels import View
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import candidates
-from lapclip.machine.timing import Clock
+from lapclip.measure.timing import Clock
 from lapclip.suggest import train_command
 from lapclip.tuning.resolve import choose_loader_threads, is_partly_frozen, remember
 from lapclip.tuning.search import Search, describe

@@ -42,8 +42,10 @@ from lapclip.machine.choose_device import (
     prepare_device,
 )
 from lapclip.machine.device import Device
+from lapclip.machine.other_programs import describe_busy_cores
 from lapclip.machine.sensors import Energy, of_device
-from lapclip.machine.timing import Stopwatch, busy_cores, timed
+from lapclip.machine.timing import Stopwatch
+from lapclip.measure.timing import Timer
 from lapclip.model.clip import CLIP
 from lapclip.progress import Status
 from lapclip.text import short_duration
@@ -95,7 +97,7 @@ def compare(
     batches: Sequence[int] = BATCHES,
 ) -> dict[str, Any]:
     """Every cell that fits into memory and time, and what follows from all of them."""
-    warnings = [warning] if (warning := busy_cores()) else []
+    warnings = [warning] if (warning := describe_busy_cores()) else []
     cells = measure_cells(contestants(), rungs, batches, seconds, status)
     fits = fit(cells)
     cells = fitted(cells, fits)
@@ -262,7 +264,8 @@ def _time_steps(step: AnyStep, batch: Batch, device: Device, seconds: float, thr
     """The median seconds of a step, after those that set things up; so many seconds of steps, two at least."""
     prepare_device(device, threads)
     off, handed_over = Stopwatch(device.synchronise, on=False), ready(step, batch, 1)
-    take = functools.partial(timed, lambda: step(handed_over, 1, 0.0, off)(), device.synchronise)
+    timer = Timer(device.synchronise)
+    take = functools.partial(timer.time_once, lambda: step(handed_over, 1, 0.0, off)())
     for _ in range(1 if device.is_cpu else WARM_UP + 2):
         take()
     times: list[float] = []

@@ -19,7 +19,7 @@ import torch
 
 from lapclip.config import ModelConfig
 from lapclip.machine.device_pair import PLUS
-from lapclip.machine.timing import WORTH
+from lapclip.measure.timing import MIN_SPEEDUP
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.tuning.flops import operations, step_products
 
@@ -257,7 +257,7 @@ def _together(cells: Sequence[Cell]) -> str:
         return ""
     best = max(gains, key=gains.__getitem__)
     at = f"{_size(best[0])} parameters and batch {best[1]}"
-    won = sum(gain > WORTH for gain in gains.values())
+    won = sum(gain > MIN_SPEEDUP for gain in gains.values())
     if not won:
         return f"; a tower on each device is faster nowhere ({gains[best]:.2f}x of one alone at its best, {at})"
     return f"; a tower on each device is faster in {won} of {len(gains)} cells, {gains[best]:.2f}x at {at}"
@@ -335,7 +335,7 @@ def _compared(best: Cell, own: Sequence[Cell]) -> str:
     second = min((cell for cell in others if cell.batch == batch), key=lambda cell: cell.ms or 0.0)
     lead = (second.ms or 0.0) / (mine[batch].ms or 1.0)
     at = "" if batch == best.batch else f" at batch {batch}"
-    if 1 / WORTH < lead < WORTH:
+    if 1 / MIN_SPEEDUP < lead < MIN_SPEEDUP:
         return f",{at} as fast as {second.contestant.text()}"
     return f",{at} {lead:.2f}x {second.contestant.text()}"
 

@@ -15,7 +15,8 @@ from lapclip.errors import LapclipError
 from lapclip.evaluation.ranks import ranks
 from lapclip.evaluation.retrieval import retrieval
 from lapclip.exporting.export_folder import EXPORTED
-from lapclip.machine.timing import busy_cores, in_turns
+from lapclip.machine.other_programs import describe_busy_cores
+from lapclip.measure.timing import Timer
 from lapclip.progress import Progress, Status
 from lapclip.runs.events import mapping, mappings
 from lapclip.runs.folder import Run
@@ -101,7 +102,7 @@ def compare_and_time(
     status: Status,
 ) -> dict[str, Any]:
     """The whole check: closeness and recall of what was written, and its speed beside the model's own."""
-    busy = busy_cores()
+    busy = describe_busy_cores()
     timed = latencies(embedder, exported, typical_inputs(embedder, pairs), status)
     return {
         **compare(before, after),
@@ -143,15 +144,17 @@ def latencies(
                 )
                 for name, encoder in (("before", before), ("after", after))
             }
-            spent = in_turns(
-                runs, lambda: None, ROUNDS, SECONDS, warm_up=3, least_rounds=LEAST_ROUNDS
+            timer = Timer(
+                rounds=ROUNDS, min_rounds=LEAST_ROUNDS, max_seconds=SECONDS, warm_up_rounds=3
             )
+            timings = timer.time_in_turns(runs)
+            seconds_before, seconds_after = timings["before"].median, timings["after"].median
             found.append({
                 "tower": tower,
                 "batch": batch,
-                "ms_before": 1000 * spent["before"],
-                "ms_after": 1000 * spent["after"],
-                "ratio": spent["before"] / spent["after"],
+                "ms_before": 1000 * seconds_before,
+                "ms_after": 1000 * seconds_after,
+                "ratio": seconds_before / seconds_after,
             })  # fmt: skip
     return found
 

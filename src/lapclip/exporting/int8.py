@@ -32,7 +32,7 @@ from lapclip.exporting.check import (
     run_tower,
 )
 from lapclip.machine.facts import processor
-from lapclip.machine.timing import WORTH, in_turns
+from lapclip.measure.timing import MIN_SPEEDUP, Timer
 
 DYNAMIC, STATIC, WEIGHTS = "dynamic", "static", "weights"
 BOUNDS = ("Clip", "Relu")
@@ -229,9 +229,8 @@ def try_ways(
     """Measure every form of a tower on rows of training inputs, whose embeddings by the model itself are known."""
     sessions = {way: OnnxSession(path) for way, path in files.items()}
     runs = {way: lambda session=session: session(rows[:1]) for way, session in sessions.items()}
-    spent = in_turns(
-        {**runs, "torch": lambda: run_tower(embedder, tower, rows[:1])}, lambda: None, 20, 5.0, 3, 5
-    )
+    timer = Timer(rounds=20, min_rounds=5, max_seconds=5.0, warm_up_rounds=3)
+    timings = timer.time_in_turns({**runs, "torch": lambda: run_tower(embedder, tower, rows[:1])})
     own = truth.images if tower == "image" else truth.texts
     found = {}
     for way, session in sessions.items():
@@ -240,7 +239,10 @@ def try_ways(
         )
         changed = replace(truth, images=after) if tower == "image" else replace(truth, texts=after)
         found[way] = Tried(
-            way, cosines(own, after)["mean"], *recall_lost(truth, changed), 1000 * spent[way]
+            way,
+            cosines(own, after)["mean"],
+            *recall_lost(truth, changed),
+            1000 * timings[way].median,
         )
     return found
 
@@ -257,7 +259,7 @@ def choose(tower: str, tried: dict[str, Tried]) -> tuple[str, str]:
         )
     quickest = min(keeping, key=lambda one: one.ms)
     # Within the noise of timing the closer one is the better one.
-    near = [one for one in keeping if one.ms <= WORTH * quickest.ms]
+    near = [one for one in keeping if one.ms <= MIN_SPEEDUP * quickest.ms]
     chosen = max(near, key=lambda one: one.cosine)
     others = [f"{one.way}: {_measured(one)}" for one in tried.values() if one is not chosen]
     return (

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from lapclip.machine.facts import accelerators, machine_facts, processor
+from lapclip.machine.other_programs import BUSY_SHARE
 from lapclip.machine.sensors import Sensors, power
 from lapclip.machine.system_memory import available_bytes
-from lapclip.machine.timing import BUSY
 from lapclip.progress import Status
 from lapclip.text import gigabytes
 
@@ -238,7 +238,9 @@ def _load(share: float | None) -> Check:
         return Check("other load", None, "unknown")
     text = f"other programs use {share:.0%} of the cores"
     return Check(
-        "other load", share < BUSY, text if share < BUSY else f"{text}; training gets what is left"
+        "other load",
+        share < BUSY_SHARE,
+        text if share < BUSY_SHARE else f"{text}; training gets what is left",
     )
 
 

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lapclip.machine.other_programs import BUSY_SHARE, OtherPrograms
 from lapclip.machine.sensors import power, throttling
 from lapclip.machine.system_memory import swap_bytes
-from lapclip.machine.timing import BUSY, OtherPrograms
 
 EVERY = 5.0
 """Seconds between two readings."""
@@ -86,6 +86,6 @@ class PolitePauses:
             return "the processor is held back because of heat"
         if reading.swap_bytes - min(self._swap) > SWAP:
             return "memory is short, the system swaps"
-        if reading.others is not None and reading.others > BUSY:
+        if reading.others is not None and reading.others > BUSY_SHARE:
             return f"other programs use {reading.others:.0%} of the cores"
         return None

@@ -21,8 +21,8 @@ from pathlib import Path
 import psutil
 
 from lapclip.machine.facts import number_in, nvidia_gpus, nvml_library, output_of, program, text_of
+from lapclip.machine.other_programs import OtherPrograms
 from lapclip.machine.system_memory import swap_bytes
-from lapclip.machine.timing import OtherPrograms
 
 SYSFS = Path("/sys")
 PROCESSOR_SENSORS = (

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lapclip.machine.choose_device import device_of
 from lapclip.machine.device import Device
-from lapclip.machine.timing import in_fresh_process, in_turns, timed
+from lapclip.measure.timing import Timer, run_in_new_process
 from lapclip.model.block import Block
 
 SIZE = 512
@@ -65,17 +65,16 @@ def product_parts(device: Device, size: int = SIZE, rounds: int = 51) -> Product
         torch.mm(left, right, out=result)
         launches.append(time.perf_counter() - began)
 
-    medians = in_turns(
+    timer = Timer(device.synchronise, rounds, warm_up_rounds=5)
+    timings = timer.time_in_turns(
         {
             "allocate": lambda: torch.empty(size, size, device=device.torch),
             "waited": launch,
             "small": lambda: torch.mm(small[0], small[1], out=small[2]),
             "rest": lambda: None,
-        },
-        device.synchronise,
-        rounds,
-        warm_up=5,
+        }
     )
+    medians = {name: timing.median for name, timing in timings.items()}
     rest = 0.0 if device.is_cpu else medians["rest"]
     launched = medians["small"] if device.is_cpu else sorted(launches)[len(launches) // 2]
     arithmetic = max(0.0, medians["waited"] - launched - rest)
@@ -105,13 +104,13 @@ def many_products(
             result = result @ factor
         return result
 
-    seconds = in_turns({"products": run}, device.synchronise, rounds)["products"]
+    seconds = Timer(device.synchronise, rounds).time_one(run).median
     return ManyProducts(size, count, seconds, _gflops(size, count, seconds))
 
 
 def first_call_seconds(device: Device, size: int) -> float:
     """The first product in a process of its own, waited for. Its memory is there before."""
-    return in_fresh_process(__name__, {"device": device.kind, "size": size})["seconds"]
+    return run_in_new_process(__name__, {"device": device.kind, "size": size})["seconds"]
 
 
 def _gflops(size: int, count: int, seconds: float) -> float:
@@ -124,7 +123,7 @@ def _answer(request: dict) -> dict:
         torch.ones(size, size, device=device.torch),
         torch.ones(size, size, device=device.torch),
     )
-    return {"seconds": timed(lambda: torch.mm(left, right), device.synchronise)}
+    return {"seconds": Timer(device.synchronise).time_once(lambda: torch.mm(left, right))}
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,8 @@ def copy_rates(device: Device, size: int = 1 << 28, rounds: int = 5) -> CopyRate
         if device.pins_memory:
             pinned = source.pin_memory()
             runs["to_device_pinned"] = lambda: far.copy_(pinned, non_blocking=True)
-    seconds = in_turns(runs, device.synchronise, rounds)
+    timings = Timer(device.synchronise, rounds).time_in_turns(runs)
+    seconds = {name: timing.median for name, timing in timings.items()}
     passes = {"memory": 2, "within_device": 2, "to_device": 1, "to_device_pinned": 1}
     rates = {
         name: passes[name] * size / seconds[name] if name in seconds else None for name in passes
@@ -173,7 +173,8 @@ def transfer_times(device: Device, batch_size: int, side: int, rounds: int = 21)
     if device.pins_memory:
         pinned = images.pin_memory()
         runs["pinned"] = lambda: pinned.to(device.torch, non_blocking=True)
-    seconds = in_turns(runs, device.synchronise, rounds)
+    timings = Timer(device.synchronise, rounds).time_in_turns(runs)
+    seconds = {name: timing.median for name, timing in timings.items()}
     return TransferTimes(seconds["plain"], seconds.get("pinned"))
 
 
@@ -206,7 +207,8 @@ def layout_times(
         block(leaf_BLD).sum().backward()
 
     runs = {"contiguous": lambda: run(contiguous_BLD), "permuted": lambda: run(permuted_BLD)}
-    times = in_turns(runs, device.synchronise, rounds)
+    timings = Timer(device.synchronise, rounds).time_in_turns(runs)
+    times = {name: timing.median for name, timing in timings.items()}
     return LayoutTimes(1e3 * times["contiguous"], 1e3 * times["permuted"])
 
 

@@ -22,7 +22,8 @@ from lapclip.data.batches import Batch, BatchPlan, prefetch
 from lapclip.errors import first_line
 from lapclip.machine.choose_device import default_threads
 from lapclip.machine.device import Device
-from lapclip.machine.timing import PHASES, Stopwatch, in_turns, timed
+from lapclip.machine.timing import PHASES, Stopwatch
+from lapclip.measure.timing import Timer
 from lapclip.training.feed import feed
 from lapclip.tuning.measure import Rehearsal, make_workload
 
@@ -110,7 +111,7 @@ def thread_times(
         for turn in range(1 + rounds):  # the first with each number starts its threads
             for count in counts:
                 torch.set_num_threads(count)
-                spent = timed(step, rehearsal.device.synchronise)
+                spent = Timer(rehearsal.device.synchronise).time_once(step)
                 if turn:
                     times[count].append(spent)
     finally:
@@ -126,7 +127,7 @@ def step_seconds(
     """Median seconds of a step after so many that warm up, compile and record."""
     for _ in range(warm_up):
         step()
-    return statistics.median(timed(step, device.synchronise) for _ in range(turns))
+    return statistics.median(Timer(device.synchronise).time_once(step) for _ in range(turns))
 
 
 SPIKE = 1.5
@@ -173,7 +174,8 @@ def precisions(
             NotImplementedError,
         ) as error:  # torch's own: this device has not got it
             faults[dtype] = first_line(error)
-    seconds = in_turns(ready, device.synchronise, rounds)
+    timings = Timer(device.synchronise, rounds).time_in_turns(ready)
+    seconds = {name: timing.median for name, timing in timings.items()}
     measured = {
         name: Precision(seconds[name], losses[name], spikes(losses[name])) for name in ready
     }

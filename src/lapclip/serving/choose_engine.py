@@ -25,11 +25,11 @@ from lapclip.embedder import Embedder, Encoder, load_torch, open_exported, read_
 from lapclip.errors import ConfigError, RunError, WeightsError
 from lapclip.exporting.check import FoundExport, find_export
 from lapclip.fingerprint import weights_digest
-from lapclip.machine import timing
+from lapclip.machine import other_programs
 from lapclip.machine.choose_device import choose_device, default_threads, device_of, use_threads
 from lapclip.machine.device import DTYPES
 from lapclip.machine.facts import logical_cores, machine_facts
-from lapclip.machine.timing import WORTH, in_turns
+from lapclip.measure.timing import MIN_SPEEDUP, Timer
 from lapclip.paths import CacheFile, digest_of_json
 from lapclip.progress import Status
 from lapclip.runs.events import mapping
@@ -195,7 +195,7 @@ def open_engine(
     engine = _remembered(memory.read(key), candidates, opened)
     if engine is None:
         status("measuring engines")
-        busy = timing.busy_cores()
+        busy = other_programs.describe_busy_cores()
         engine = _measured(candidates, asked.threads, opened)
         if busy is None:
             memory.write(key, _to_remember(engine))
@@ -374,7 +374,8 @@ def _rates(engines: dict[Candidate, Engine], beside: ThreadPoolExecutor) -> dict
 
         runs[f"image {at}"] = images
         runs[f"text {at}"] = lambda engine=engine, rows=tokens: engine.embed("text", rows)
-    seconds = in_turns(runs, lambda: None, rounds=5, seconds=6.0, least_rounds=2)
+    timings = Timer(rounds=5, min_rounds=2, max_seconds=6.0).time_in_turns(runs)
+    seconds = {name: timing.median for name, timing in timings.items()}
     return {
         candidate: Rates(TIMED_BATCH / seconds[f"image {at}"], TIMED_BATCH / seconds[f"text {at}"])
         for at, candidate in enumerate(engines)
@@ -385,7 +386,7 @@ def _fastest(rates: dict[Candidate, Rates]) -> Candidate:
     """The fastest; of those that are as fast within noise the one with the fewest threads, because threads that wait
     for each other slow down tenfold when anything else uses a core."""
     best = min(rate.seconds for rate in rates.values())
-    level = [candidate for candidate, rate in rates.items() if rate.seconds <= best * WORTH]
+    level = [candidate for candidate, rate in rates.items() if rate.seconds <= best * MIN_SPEEDUP]
     return min(level, key=lambda candidate: (candidate.threads, rates[candidate].seconds))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from lapclip.embedder import Encoder, OnnxEmbedder
 from lapclip.machine.choose_device import use_threads
-from lapclip.machine.timing import WORTH
+from lapclip.measure.timing import MIN_SPEEDUP
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 LONGEST_BATCH = 0.5
@@ -38,7 +38,7 @@ class BatchTimes:
             if size == 1 or spent <= LONGEST_BATCH
         }
         best = min(allowed.values())
-        return min(size for size, each in allowed.items() if each <= best * WORTH)
+        return min(size for size, each in allowed.items() if each <= best * MIN_SPEEDUP)
 
     @property
     def gain(self) -> float:
@@ -98,7 +98,7 @@ class Engine:
                 seconds[size] = self._time(tower, size)
                 each = {done: spent / done for done, spent in seconds.items()}
                 if seconds[size] > LONGEST_BATCH or (
-                    size >= 4 and each[size] > each[size // 2] / WORTH > 0
+                    size >= 4 and each[size] > each[size // 2] / MIN_SPEEDUP > 0
                 ):
                     break
             self.times[tower] = BatchTimes(seconds)

@@ -18,7 +18,7 @@ from lapclip.config import AUTO, ModelConfig, TrainConfig
 from lapclip.errors import ConfigError, first_line
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.device_pair import DevicePair
-from lapclip.machine.timing import WORTH, in_turns
+from lapclip.measure.timing import MIN_SPEEDUP, Timer
 from lapclip.model.kernels import (
     attention,
     has_onednn,
@@ -301,11 +301,11 @@ def _fastest(
     runs: dict[str, Callable[[], object]] = {
         form: lambda form=form: run(form) for form in (own, *good)
     }
-    medians = in_turns(
-        _recorded(runs, device), device.synchronise, ROUNDS, seconds, warm_up=2, least_rounds=2
-    )
+    timer = Timer(device.synchronise, ROUNDS, min_rounds=2, max_seconds=seconds, warm_up_rounds=2)
+    timings = timer.time_in_turns(_recorded(runs, device))
+    medians = {form: timing.median for form, timing in timings.items()}
     best = min(good, key=medians.__getitem__)
-    chosen, other = (best, own) if medians[own] > WORTH * medians[best] else (own, best)
+    chosen, other = (best, own) if medians[own] > MIN_SPEEDUP * medians[best] else (own, best)
     return (
         chosen,
         f"{medians[chosen] * 1e3:.1f} ms against {medians[other] * 1e3:.1f} ms {other}, timed here",

@@ -14,7 +14,7 @@ import torch
 from lapclip.errors import first_line
 from lapclip.machine.choose_device import fault_in_compiling, prepare_device
 from lapclip.machine.device import DTYPES, Device
-from lapclip.machine.timing import timed
+from lapclip.measure.timing import Timer
 from lapclip.model.block import Block
 from lapclip.model.kernels import Compute
 from lapclip.progress import Status
@@ -87,7 +87,7 @@ def time_compiling(
     right = workshop.contender(setting).answer()
     try:
         contender = workshop.contender(replace(setting, compile=how))
-        cost = timed(contender.warm_up, device.synchronise)
+        cost = Timer(device.synchronise).time_once(contender.warm_up)
         after = statistics.median(contender.take() for _ in range(ROUNDS))
         wrong = compare(contender.answer(), right).fault(setting.dtype)
     except Exception as error:  # compilers have many ways to fail, and any of them means the same
@@ -174,6 +174,7 @@ def predict_compiling(
 def _time_block(block: Block, x_BLD: torch.Tensor, device: Device) -> tuple[float, float]:
     """Seconds of the first pass forward and backward, and of a later one."""
     first, *later = (
-        timed(lambda: block(x_BLD).sum().backward(), device.synchronise) for _ in range(1 + ROUNDS)
+        Timer(device.synchronise).time_once(lambda: block(x_BLD).sum().backward())
+        for _ in range(1 + ROUNDS)
     )
     return first, statistics.median(later)

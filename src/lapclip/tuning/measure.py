@@ -32,7 +32,8 @@ from lapclip.machine.choose_device import (
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import Device
 from lapclip.machine.device_pair import DevicePair
-from lapclip.machine.timing import Stopwatch, timed
+from lapclip.machine.timing import Stopwatch
+from lapclip.measure.timing import Timer
 from lapclip.model.clip import CLIP
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, GraphedStep, make_step
 from lapclip.training.feed import ready
@@ -197,7 +198,7 @@ class Contender:
 
     def take(self) -> float:
         """Seconds of one whole step. The learning rate is 0, which costs as much as any other."""
-        return timed(self._step, self.device.synchronise)
+        return Timer(self.device.synchronise).time_once(self._step)
 
     def warm_up(self) -> float:
         """Take the steps that set things up, compile and record; seconds of the longest."""

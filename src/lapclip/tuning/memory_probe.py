@@ -32,7 +32,7 @@ from lapclip.machine import system_memory
 from lapclip.machine.choose_device import prepare_device
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import Device
-from lapclip.machine.timing import in_fresh_process
+from lapclip.measure.timing import run_in_new_process
 from lapclip.model.shapes import SHAPES
 from lapclip.training.cuda_graph import AnyStep
 from lapclip.training.memory import MARGIN, SHARE_OF_MEMORY
@@ -150,7 +150,7 @@ def step_memory(workload: Workload, device: Device) -> StepMemory:
     """The memory of a step, by whose it is. On the CPU in a new process, because only there the peak is the step's."""
     if device.is_cpu:
         request = {"shape": asdict(workload.shape), "train": asdict(workload.train)}
-        return StepMemory(**in_fresh_process(__name__, request))
+        return StepMemory(**run_in_new_process(__name__, request))
     return measure(workload, device, device.forget_peak)
 
 

@@ -20,7 +20,7 @@ from lapclip.machine.choose_device import (
 )
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.facts import logical_cores
-from lapclip.machine.timing import busy_cores
+from lapclip.machine.other_programs import describe_busy_cores
 from lapclip.paths import CacheFile
 from lapclip.progress import Status
 from lapclip.training.memory import check_memory, largest_micro_batch
@@ -105,7 +105,7 @@ def resolve_auto(
 
 def are_idle() -> bool:
     """Whether what is timed now is worth remembering."""
-    return busy_cores() is None
+    return describe_busy_cores() is None
 
 
 def is_partly_frozen(config: Config) -> bool:

@@ -28,7 +28,8 @@ from lapclip.machine.choose_device import (
 )
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.device_pair import DevicePair
-from lapclip.machine.timing import WORTH, Clock, busy_cores
+from lapclip.machine.other_programs import describe_busy_cores
+from lapclip.measure.timing import MIN_SPEEDUP, Clock
 from lapclip.progress import Status
 from lapclip.text import short_duration
 from lapclip.training.fallback import MEMORY, cause_of, smaller
@@ -128,7 +129,7 @@ class Search:
 
     def run(self) -> Tuning:
         """All stages. Something is always chosen: the first setting is timed whatever the budget."""
-        self.warnings = [warning] if (warning := busy_cores()) else []
+        self.warnings = [warning] if (warning := describe_busy_cores()) else []
         for device, dtype, least in self._by_promise():
             self._enter(device, dtype, least)
         if not self.times:
@@ -292,7 +293,7 @@ class Search:
         near = [
             setting
             for setting in self.times
-            if self.times[setting] < WORTH * self.times[self._fastest]
+            if self.times[setting] < MIN_SPEEDUP * self.times[self._fastest]
         ]
         chosen = min(
             near, key=lambda setting: (list(DTYPES).index(setting.dtype), self.times[setting])
@@ -350,7 +351,7 @@ class Search:
                 for setting, _, seconds in self._known()
                 if setting == other
             }
-            if self.times.get(other, float("inf")) * WORTH < self.times[best]:
+            if self.times.get(other, float("inf")) * MIN_SPEEDUP < self.times[best]:
                 best = other
         rivals[_threads(chosen.threads)] = self.times[chosen]
         return best, self._against(best, rivals, "threads")
@@ -371,14 +372,14 @@ class Search:
         one, other = self.devices
         for pair in (pair_of(one, other), pair_of(other, one)):
             least = self._least_of_pair(pair, chosen.dtype)
-            if least * WORTH > alone:
+            if least * MIN_SPEEDUP > alone:
                 why = f"its products alone take {_ms(least)}"
                 tried.append(f"{_placed(pair)}: {why}")
                 self._reject(Setting.on(pair, chosen.dtype, chosen.threads), why, bound=least)
                 continue
             self._enter(pair, chosen.dtype, least, threads=chosen.threads)
             found = [setting for setting in self.times if setting.where == pair]
-            if found and self.times[found[0]] * WORTH < self.times[best]:
+            if found and self.times[found[0]] * MIN_SPEEDUP < self.times[best]:
                 best = found[0]
             known = {
                 setting: seconds for setting, _, seconds in self._known() if setting.where == pair

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from lapclip.machine.timing import BUSY, free_cores
+from lapclip.machine.other_programs import BUSY_SHARE, count_free_cores
 from lapclip.runs.findings.checks import Found, Surroundings, Verdict, check, numbers, recent
 from lapclip.runs.summary import Summary
 from lapclip.suggest import command
@@ -129,7 +129,7 @@ def throttled(summary: Summary, around: Surroundings) -> Found | Verdict:
     "busy-cores",
     "warning",
     "Other programs use the cores",
-    f"at {DISTURBED:.0%} of the readings of the sensors, {TIMES_DISTURBED} at least, more than {BUSY:.0%} of them, and "
+    f"at {DISTURBED:.0%} of the readings of the sensors, {TIMES_DISTURBED} at least, more than {BUSY_SHARE:.0%} of them, and "
     "so many that not every thread of a run on the CPU has one",
 )
 def too_few_cores(summary: Summary, around: Surroundings) -> Found | Verdict:
@@ -142,11 +142,11 @@ def too_few_cores(summary: Summary, around: Surroundings) -> Found | Verdict:
             Verdict.CLEAR
         )  # an accelerator needs little of them; ranks of one run are programs of their own
     threads = number(summary.setting("train", "threads")) or 1
-    free = [free_cores(event["others"], len(_core_use(event)) or 1) for event in known]
+    free = [count_free_cores(event["others"], len(_core_use(event)) or 1) for event in known]
     disturbed = [
         event
         for event, left in zip(known, free, strict=True)
-        if event["others"] > BUSY and left < threads
+        if event["others"] > BUSY_SHARE and left < threads
     ]
     if len(disturbed) < max(TIMES_DISTURBED, DISTURBED * len(known)):
         return Verdict.CLEAR

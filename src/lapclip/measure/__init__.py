@@ -1,0 +1,1 @@
+"""Time callables, let candidates race, and remember the winners."""
