@@ -261,7 +261,7 @@ def embed_photos(jpegs: list[bytes]) -> np.ndarray:
 
 def seen(jpeg: bytes, view: View) -> np.ndarray:
     """What a model sees of a file, as `encode_image` has it."""
-    decoded = decode(jpeg, put_off=True)
+    decoded = decode(jpeg, defer_profile=True)
     return view.finish(decoded, fit_image(decoded.image, view))
 
 

@@ -15,7 +15,7 @@ from lapclip.cli.data import summary
 from lapclip.commands import choose_recipe
 from lapclip.commands.data import check_data, epoch_seconds, outlook, settings_for
 from lapclip.config import DataConfig
-from lapclip.data.check_data import find_all, inspect_image
+from lapclip.data.check_data import CheckedData, find_all, inspect_image
 from lapclip.data.loading import load_data
 from lapclip.data.packed_store import store_bytes
 from lapclip.data.table import ImageFile, Row, Table
@@ -134,8 +134,17 @@ def test_images_that_show_a_category_alone_are_found(
 ) -> None:
     found = check_data(str(category_data), "first-run", [TINY])
     assert found["how"] == (
-        "captions.json: JSON list, images in image_id, captions in caption, splits in split"
+        f"captions.json: JSON list; column `image_id` holds {found['images']} file names: images; "
+        "column `caption`: captions; column `split`: splits"
     )
+    assert found["columns"] == [
+        {
+            "images": "image_id",
+            "image_count": found["images"],
+            "captions": ("caption",),
+            "split": "split",
+        }
+    ]
     assert {split: counts["images"] for split, counts in found["splits"].items()} == {
         "train": 30,
         "val": 6,
@@ -202,9 +211,8 @@ def test_copies_across_the_splits_of_the_data_itself_are_not_said_to_be_on_one_s
     inspected = [inspect_image(encoded(scene(1), comment=which)) for which in "ab"]
     rows = [Row(ImageFile(Path(split), split), (split,), split) for split in ("train", "test")]
     config, _ = settings_for(".", "photos", [])
-    found = find_all(
-        Table(rows, "csv", "csv"), ["train", "test"], inspected, CharacterTokenizer("ab"), config
-    )
+    table, tokenizer = Table(rows, "csv", "csv"), CharacterTokenizer("ab")
+    found = find_all(CheckedData(table, ["train", "test"], inspected, tokenizer, config))
     assert [
         each.kind for each in found if each.kind in ("copies_on_one_side", "image_in_two_splits")
     ] == ["image_in_two_splits"]
@@ -217,7 +225,8 @@ def test_splits_that_are_drawn_by_name_are_not_said_to_be_drawn_by_content() -> 
     )
     for source, count in (("emoji", 0), (".", 1)):
         config, _ = settings_for(source, "photos", [])
-        found = find_all(table, ["train", "train"], inspected, CharacterTokenizer("ab"), config)
+        tokenizer = CharacterTokenizer("ab")
+        found = find_all(CheckedData(table, ["train", "train"], inspected, tokenizer, config))
         assert len([each for each in found if each.kind == "copies_on_one_side"]) == count
 
 

@@ -611,7 +611,7 @@ def test_a_run_at_chance_is_an_alarm_from_half_of_its_steps_on(runs) -> None:
     assert "val R@10" in finding.evidence
     assert "test R@10" in finding.evidence
     first, second = finding.next.splitlines()
-    assert "lapclip data check '/data/my photos'" in first
+    assert "lapclip data check '/data/my photos' --page pairs.html" in first
     assert "lapclip train '/data/my photos' --recipe heads" in second
     assert ids(changed(runs("healthy"), lambda event: shuffled(event, found=0.1))) == []
     assert (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -37,6 +38,7 @@ def check(
     *,
     recipe: str | None = None,
     settings: Settings = (),
+    page: Path | None = None,
     common: Common | None = None,
 ) -> int:
     """Read every image and caption once, and report what is odd, what it costs, and whether training can work.
@@ -45,6 +47,7 @@ def check(
 
     - `lapclip data check photos/`
     - `lapclip data check captions.csv --set data.caption_column=title`
+    - `lapclip data check photos/ --page pairs.html`
     - `lapclip data check scenes --json`
 
     Parameters
@@ -56,13 +59,17 @@ def check(
         train` would take. Example: --recipe seed
     settings
         Change a setting; may be repeated. Example: --set model.context=32
+    page
+        Write a page with 24 random pairs and with examples of each finding. Example: --page pairs.html
     """
     with loading():
         from lapclip.commands.data import check_data
 
     with display() as shown:
         counted = shown.counting("checking images")
-        found = check_data(source, recipe, settings, counted, shown.doing, shown.data_progress)
+        found = check_data(
+            source, recipe, settings, counted, shown.doing, shown.data_progress, page
+        )
     emit(found, summary(found, recipe, settings), common)
     return 0
 
@@ -88,6 +95,8 @@ def summary(
         lines += [
             f"{'':11}[dim]{escape(_short(example))}[/dim]" for example in finding["examples"][:3]
         ]
+    if found["page"]:
+        lines += ["", f"page: {escape(found['page'])}"]
     lines += ["", escape(found["outlook"]), f"[dim]checked in {found['seconds']:.1f} s[/dim]"]
     refused = any(
         finding["severity"] == "alarm"

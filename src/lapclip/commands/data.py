@@ -8,10 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lapclip import __version__
 from lapclip.commands.choose_recipe import EXTRA, HEADS, settle_recipe, towers_installed
+from lapclip.commands.data_page import OTHER_FILE, write_page
 from lapclip.config import (
     BY_CONTENT,
     PHOTOS_RECIPE,
@@ -24,7 +26,14 @@ from lapclip.config import (
     recipe_from_nothing,
     replace_in,
 )
-from lapclip.data.check_data import ImageFacts, ceilings, count_scripts, find_all, inspect_images
+from lapclip.data.check_data import (
+    CheckedData,
+    ImageFacts,
+    ceilings,
+    count_scripts,
+    find_all,
+    inspect_images,
+)
 from lapclip.data.copies import copy_keys
 from lapclip.data.loading import Listing, Signatures, list_data, split_rows, split_rule
 from lapclip.data.packed_store import store_bytes
@@ -38,6 +47,7 @@ from lapclip.model.shapes import SHAPES
 from lapclip.paths import CacheFile
 from lapclip.progress import DataProgress, Progress, Status
 from lapclip.suggest import command
+from lapclip.user_files import check_replaceable
 
 if TYPE_CHECKING:
     from lapclip.training.initial_weights import InitialWeights
@@ -102,9 +112,12 @@ def check_data(
     progress: Progress | None = None,
     status: Status = lambda what: None,
     data_progress: DataProgress | None = None,
+    page: Path | None = None,
 ) -> dict[str, Any]:
-    """Everything `lapclip data check --json` prints."""
+    """Return everything that `lapclip data check --json` prints. With `page`, write a page of examples, too."""
     began = time.perf_counter()
+    if page is not None:
+        check_replaceable([page], OTHER_FILE)
     taken, _, table = settle_recipe(
         recipe_for(source, recipe), [f"data.source={json.dumps(source)}", *settings]
     )
@@ -138,7 +151,11 @@ def check_data(
     status("looking whether captions belong to their images")
     belong = _belonging(listing, usable, captions, status, data_progress)
     status("looking for copies and other faults")
-    findings = find_all(listing.table, splits, facts, tokenizer, config, belong)
+    checked = CheckedData(listing.table, splits, facts, tokenizer, config)
+    findings = find_all(checked, belong)
+    if page is not None:
+        status("writing the page")
+        write_page(page, find_source(source).title_of(config.data), checked, findings)
     learning = sum(
         split == TRAIN and not each.fault for split, each in zip(splits, facts, strict=True)
     )
@@ -153,6 +170,15 @@ def check_data(
         "source": source,
         "kind": listing.table.kind,
         "how": listing.table.how,
+        "columns": [
+            {
+                "images": used.images,
+                "image_count": count,
+                "captions": used.captions,
+                "split": used.split,
+            }
+            for used, count in listing.table.columns.items()
+        ],
         "recipe": recipe,
         "images": len(rows),
         "captions": len(captions) + listing.table.repeated,
@@ -163,6 +189,7 @@ def check_data(
         "broken_share_needed": listing.table.share_needed(len(rows) - len(usable)),
         "findings": [finding.to_dict() for finding in findings],
         "belonging": belong,
+        "page": str(page or ""),
         "ceilings": _ceilings(rows, splits, facts, tokenizer, config.model.context),
         "caption_symbols": _lengths(lengths, config.model.context),
         "tokenizer": {

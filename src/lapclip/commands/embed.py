@@ -23,9 +23,9 @@ from lapclip.commands.vector_files import (
     vector_file,
 )
 from lapclip.config import AUTO, DataConfig, Layer, build_config, parse_settings
+from lapclip.data.columns import NotATable
 from lapclip.data.decode import DECODING_VERSION
 from lapclip.data.find_images import Scan, is_inside, walk
-from lapclip.data.guess_columns import NotATable
 from lapclip.data.loading import left_out, list_data
 from lapclip.data.packed_store import room_left
 from lapclip.data.pixels import RESIZING_VERSION, View

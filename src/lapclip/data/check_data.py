@@ -7,10 +7,9 @@ pass over every image: its bytes are read once, in threads, and only a few facts
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import regex
@@ -25,13 +24,12 @@ from lapclip.data.copies import (
     hash_and_thumbnail,
     signature_text,
 )
-from lapclip.data.decode import MARKS, NO_MEMORY, decode, read_header
+from lapclip.data.decode import MARKS, NO_MEMORY, decode, decoding_threads
 from lapclip.data.loading import split_rule
 from lapclip.data.packed_index import digest_of
-from lapclip.data.table import Row, Skipped, StoredImage, Table, number_captions, reasons
+from lapclip.data.table import Skipped, StoredImage, Table, is_number, reasons
 from lapclip.data.tokenizers import CharacterTokenizer, Tokenizer
 from lapclip.errors import DataError
-from lapclip.machine.facts import logical_cores
 from lapclip.progress import Progress
 from lapclip.text import printable
 
@@ -161,9 +159,7 @@ def inspect_image(data: bytes) -> ImageFacts:
     """Everything that is to be known about an image, from its bytes."""
     digest = digest_of(data)
     try:
-        header = read_header(data)
-        with header.turn(SIGNATURE_SIDE):
-            decoded = decode(header, SIGNATURE_SIDE)
+        decoded = decode(data, SIGNATURE_SIDE)
     except DataError as error:
         return ImageFacts(digest, len(data), fault=error.message)
     hashed, thumbnail = hash_and_thumbnail(decoded.image)
@@ -178,11 +174,10 @@ def inspect_images(
 ) -> list[ImageFacts]:
     """The facts of every image, in order; those that cannot be read say why."""
     facts: list[ImageFacts] = []
-    with ThreadPoolExecutor(logical_cores(), thread_name_prefix="lapclip-check") as pool:
-        for at in range(0, len(images), AT_ONCE):
-            facts += pool.map(_read, images[at : at + AT_ONCE])
-            if progress:
-                progress(len(facts), len(images))
+    for at in range(0, len(images), AT_ONCE):
+        facts += decoding_threads().map(_read, images[at : at + AT_ONCE])
+        if progress:
+            progress(len(facts), len(images))
     return facts
 
 
@@ -198,284 +193,323 @@ def _read(image: StoredImage) -> ImageFacts:
 
 ALARM, WARNING, NOTE = "alarm", "warning", "note"
 SEVERITIES = (ALARM, WARNING, NOTE)
-EXAMPLES = 5
-EARLY = "it ends early"
-COSTLY = 1.5
-"""Tokens a letter from which on a script is called costly; English takes about a quarter of one."""
+MAX_EXAMPLES = 5
+ENDS_EARLY = "it ends early"
+PAGE_HINT = "--page FILE shows some"
+COSTLY_SCRIPT = 1.5  # tokens per letter; English takes about a quarter of one
+
+
+@dataclass(frozen=True)
+class Example:
+    """One case of a finding."""
+
+    text: str
+    rows: Sequence[int] = ()
+    """Rows of the table whose images show the case."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of thing that is odd."""
+    """One kind of oddity in a data set."""
 
     kind: str
     severity: str
     count: int
-    examples: list[str]
+    examples: Sequence[Example]
     title: str
-    """What was found, to follow the count: for one and, after a bar, for several."""
+    """What was found, to follow the count: for one case and, after a bar, for several."""
     advice: str
     """What is done with it, or what to do."""
-    reasons: dict[str, int] = field(default_factory=dict)
-    """How many there are for each reason, where there are several kinds of it."""
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    """Number of cases for each reason, if there are several reasons."""
+
+    @property
+    def heading(self) -> str:
+        """The title for the count."""
+        one, _, several = self.title.partition("|")
+        return one if self.count == 1 else several
 
     def to_dict(self) -> dict[str, Any]:
-        """For scripts."""
-        one, _, several = self.title.partition("|")
-        return {
+        """Return the finding as `data check --json` prints it."""
+        values: dict[str, Any] = {
             "kind": self.kind,
             "severity": self.severity,
             "count": self.count,
-            "title": one if self.count == 1 else several,
+            "title": self.heading,
             "advice": self.advice,
-            "examples": self.examples,
-            **({"reasons": self.reasons} if self.reasons else {}),
+            "examples": [example.text for example in self.examples[:MAX_EXAMPLES]],
         }
+        if self.reasons:
+            values["reasons"] = self.reasons
+        return values
 
 
-def find_all(
-    table: Table,
-    splits: Sequence[str],
-    inspected: Sequence[ImageFacts],
-    tokenizer: Tokenizer,
-    config: Config,
-    belong: Mapping[str, Any] | None = None,
-) -> list[Finding]:
-    """Everything that was found, the gravest first. `belong` says whether captions belong to their images, if that was
-    looked at."""
-    rows = table.rows
-    names = [printable(row.image.name) for row in rows]
-    all_drawn = not any(row.split for row in rows) and split_rule(config.data) == BY_CONTENT
-    found = [
-        *_broken(table, names, inspected, config.data.broken_share),
-        *_copies(names, splits, inspected, drawn=all_drawn),
-        *_captions(rows, table.repeated, tokenizer, config.model.context),
-        *(_belonging(rows, names, belong) if belong else ()),
-        *_scripts(rows, tokenizer),
-        *_marks(names, inspected, config.model.image_size),
+@dataclass(frozen=True)
+class CheckedData:
+    """A data set after the pass over its images."""
+
+    table: Table
+    splits: Sequence[str]
+    facts: Sequence[ImageFacts]
+    tokenizer: Tokenizer
+    config: Config
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The names of the images as they can be printed."""
+        return [printable(row.image.name) for row in self.table.rows]
+
+    @cached_property
+    def captions(self) -> list[tuple[str, int]]:
+        """Each caption with its row."""
+        rows = self.table.rows
+        return [(caption, index) for index, row in enumerate(rows) for caption in row.captions]
+
+    @cached_property
+    def usable(self) -> list[int]:
+        """Rows whose images can be read."""
+        return [index for index, facts in enumerate(self.facts) if not facts.fault]
+
+    def caption_examples(self, matches: Callable[[str], bool], length: int) -> list[Example]:
+        """Return the captions that match, cut to a length."""
+        return [Example(text[:length], [row]) for text, row in self.captions if matches(text)]
+
+    def copy_examples(self, copies: Iterable[Sequence[int]], *, with_split: bool) -> list[Example]:
+        """Return an example for each group of copies."""
+        examples = []
+        for rows in copies:
+            names = [self.names[row] for row in rows]
+            if with_split:
+                names = [f"{self.names[row]} ({self.splits[row]})" for row in rows]
+            examples.append(Example(" = ".join(names), rows))
+        return examples
+
+
+def find_all(data: CheckedData, belonging: Mapping[str, Any] | None = None) -> list[Finding]:
+    """Return all findings, the gravest first.
+
+    `belonging` is the result of `check_belonging`, or None if it was not measured.
+    """
+    findings = [
+        *find_unusable(data),
+        *find_copies(data),
+        *find_odd_captions(data),
+        *find_scripts(data),
+        *find_marks(data),
     ]
-    return sorted(
-        (each for each in found if each.count),
-        key=lambda each: (SEVERITIES.index(each.severity), -each.count),
-    )
+    if belonging:
+        findings += find_mismatch(data, belonging)
+    findings = [finding for finding in findings if finding.count]
+    findings.sort(key=lambda finding: (SEVERITIES.index(finding.severity), -finding.count))
+    return findings
 
 
-def _broken(
-    table: Table, names: Sequence[str], inspected: Sequence[ImageFacts], share: float
-) -> Iterable[Finding]:
-    broken = [
-        (name, facts.fault) for name, facts in zip(names, inspected, strict=True) if facts.fault
+def find_unusable(data: CheckedData) -> list[Finding]:
+    """Find images and rows that training leaves out."""
+    share = data.config.data.broken_share
+    broken = [row for row, facts in enumerate(data.facts) if facts.fault]
+    too_many_images, too_many_rows = data.table.too_broken(len(broken), share)
+    advice = f"left out; training refuses to start above {share:.0%} (data.broken_share)"
+    needed = data.table.share_needed(len(broken))
+    refused = f"{advice}, and here it would take data.broken_share={needed:g}"
+
+    early = [row for row in broken if data.facts[row].fault == ENDS_EARLY]
+    unreadable = [row for row in broken if data.facts[row].fault != ENDS_EARLY]
+    faults = [Skipped(data.names[row], data.facts[row].fault) for row in unreadable]
+    skipped = data.table.skipped
+    image_severity = ALARM if too_many_images else WARNING
+    image_advice = refused if too_many_images else advice
+    return [
+        Finding(
+            "unreadable", image_severity, len(faults), examples_by_reason(faults),
+            "image cannot be read|images cannot be read", image_advice, count_reasons(faults),
+        ),
+        Finding(
+            "truncated", image_severity, len(early), [Example(data.names[row]) for row in early],
+            "image ends early|images end early", image_advice,
+        ),
+        Finding(
+            "skipped_rows", ALARM if too_many_rows else WARNING, len(skipped), examples_by_reason(skipped),
+            "entry of the data is not used|entries of the data are not used",
+            refused if too_many_rows else advice, count_reasons(skipped),
+        ),
+    ]  # fmt: skip
+
+
+def examples_by_reason(skipped: Sequence[Skipped]) -> list[Example]:
+    """Return an example of each reason with its count, the most common first, or several of the only reason."""
+    places_by_reason = reasons(skipped)
+    if len(places_by_reason) == 1:
+        return [Example(f"{one.where}: {one.why}") for one in skipped[:MAX_EXAMPLES]]
+    return [
+        Example(f"{places[0]}: {why} ({len(places):,} of them)")
+        for why, places in places_by_reason.items()
     ]
-    too_many, too_many_rows = table.too_broken(len(broken), share)
-    grave = ALARM if too_many else WARNING
-    needed = f", and here it would take data.broken_share={table.share_needed(len(broken)):g}"
-    limit = f"left out; training refuses to start above {share:.0%} (data.broken_share)"
-    what = limit + needed * too_many
-    early = [name for name, fault in broken if fault == EARLY]
-    other = [Skipped(name, fault) for name, fault in broken if fault != EARLY]
-    yield Finding(
-        "unreadable", grave, len(other), _by_reason(other), "image cannot be read|images cannot be read", what,
-        _counts(other),
-    )  # fmt: skip
-    yield Finding(
-        "truncated", grave, len(early), early[:EXAMPLES], "image ends early|images end early", what
-    )
-    yield Finding(
-        "skipped_rows",
-        ALARM if too_many_rows else WARNING,
-        len(table.skipped),
-        _by_reason(table.skipped),
-        "entry of the data is not used|entries of the data are not used",
-        limit + needed * too_many_rows,
-        _counts(table.skipped),
-    )
 
 
-def _by_reason(skipped: Sequence[Skipped]) -> list[str]:
-    """An example of each reason, the commonest first, with how many there are."""
-    found = reasons(skipped)
-    if len(found) == 1:
-        return [f"{each.where}: {each.why}" for each in skipped[:EXAMPLES]]
-    return [f"{places[0]}: {why} ({len(places):,} of them)" for why, places in found.items()][
-        :EXAMPLES
-    ]
-
-
-def _counts(skipped: Sequence[Skipped]) -> dict[str, int]:
+def count_reasons(skipped: Sequence[Skipped]) -> dict[str, int]:
+    """Return how many entries were left out for each reason."""
     return {why: len(places) for why, places in reasons(skipped).items()}
 
 
-def _copies(
-    names: Sequence[str], splits: Sequence[str], inspected: Sequence[ImageFacts], *, drawn: bool
-) -> Iterable[Finding]:
-    same: dict[str, list[int]] = defaultdict(list)
-    usable = [at for at, facts in enumerate(inspected) if not facts.fault]
-    for at in usable:
-        same[inspected[at].content].append(at)
-    exact = [members for members in same.values() if len(members) > 1]
-    firsts = [members[0] for members in same.values()]
-    pairs = find_similar(
-        [inspected[at].hash for at in firsts], [inspected[at].thumbnail for at in firsts]
-    )
-    near = groups([(firsts[a], firsts[b]) for a, b in pairs])
-    yield Finding(
-        "duplicate_images", WARNING, sum(len(members) - 1 for members in exact), _examples(exact, names),
-        "image is an exact copy of another|images are exact copies of others",
-        "kept; one of each is enough, so give it all the captions",
-    )  # fmt: skip
-    yield Finding(
-        "near_duplicate_images", NOTE, sum(len(members) - 1 for members in near), _examples(near, names),
-        "image looks like another|images look like others", "kept; fine within one split, if their captions differ",
-    )  # fmt: skip
-    keys = copy_keys(
-        [inspected[at].content for at in usable], [inspected[at].signature for at in usable]
-    )
-    by_key: dict[str, list[int]] = defaultdict(list)
-    for at, key in zip(usable, keys, strict=True):
-        by_key[key].append(at)
-    whole = [members for members in by_key.values() if len(members) > 1]
-    kept = whole if drawn else []
-    yield Finding(
-        "copies_on_one_side", NOTE, sum(map(len, kept)), _examples(kept, names),
-        "image has a copy, exact or near|images have a copy, exact or near",
-        "each is in one split with its copies: splits are drawn by content",
-    )  # fmt: skip
-    across = [members for members in whole if len({splits[at] for at in members}) > 1]
-    shown = [
-        " = ".join(f"{names[at]} ({splits[at]})" for at in members) for members in across[:EXAMPLES]
+def find_copies(data: CheckedData) -> list[Finding]:
+    """Find images that are copies of others, exactly or nearly, and those of them in two splits."""
+    contents = [data.facts[row].content for row in data.usable]
+    signatures = [data.facts[row].signature for row in data.usable]
+    equal = group_by(contents, data.usable)
+    exact = [rows for rows in equal if len(rows) > 1]
+    firsts = [data.facts[rows[0]] for rows in equal]
+    alike = find_similar([facts.hash for facts in firsts], [facts.thumbnail for facts in firsts])
+    near = groups([(equal[one][0], equal[other][0]) for one, other in alike])
+    copies = [
+        rows for rows in group_by(copy_keys(contents, signatures), data.usable) if len(rows) > 1
     ]
-    yield Finding(
-        "image_in_two_splits", ALARM, len(across), shown,
-        "image is in two splits, exactly or nearly|images are in two splits, exactly or nearly",
-        "scores come out too good: take them out of one of the splits",
-    )  # fmt: skip
+    across = [rows for rows in copies if len({data.splits[row] for row in rows}) > 1]
+    has_own_splits = any(row.split for row in data.table.rows)
+    by_content = not has_own_splits and split_rule(data.config.data) == BY_CONTENT
+    one_sided = copies if by_content else []
+    return [
+        Finding(
+            "duplicate_images", WARNING, sum(len(rows) - 1 for rows in exact),
+            data.copy_examples(exact, with_split=False),
+            "image is an exact copy of another|images are exact copies of others",
+            "kept; one of each is enough, so give it all the captions",
+        ),
+        Finding(
+            "near_duplicate_images", NOTE, sum(len(rows) - 1 for rows in near),
+            data.copy_examples(near, with_split=False),
+            "image looks like another|images look like others",
+            "kept; fine within one split, if their captions differ",
+        ),
+        Finding(
+            "copies_on_one_side", NOTE, sum(map(len, one_sided)),
+            data.copy_examples(one_sided, with_split=False),
+            "image has a copy, exact or near|images have a copy, exact or near",
+            "each is in one split with its copies: splits are drawn by content",
+        ),
+        Finding(
+            "image_in_two_splits", ALARM, len(across), data.copy_examples(across, with_split=True),
+            "image is in two splits, exactly or nearly|images are in two splits, exactly or nearly",
+            "scores come out too good: take them out of one of the splits",
+        ),
+    ]  # fmt: skip
 
 
-def _captions(
-    rows: Sequence[Row], repeated: int, tokenizer: Tokenizer, context: int
-) -> Iterable[Finding]:
-    images = Counter(caption for row in rows for caption in set(row.captions))
-    shared = [
-        (caption, count) for caption, count in images.most_common() if count > 1 and caption.strip()
-    ]
-    yield Finding(
-        "duplicate_captions", NOTE, sum(count for _, count in shared),
-        [f"{caption} ({count} images)" for caption, count in shared[:EXAMPLES]],
-        "caption is the same as another image's|captions are the same as another image's",
-        "kept; they count as right answers for each other in training, and cap the scores (ceiling)",
-    )  # fmt: skip
-    yield Finding(
-        "repeated_captions", NOTE, repeated, [],
-        "caption comes twice with one image|captions come twice with one image", "kept once",
-    )  # fmt: skip
-    long = [
-        caption for row in rows for caption in row.captions if tokenizer.length(caption) > context
-    ]
-    total = sum(len(row.captions) for row in rows)
-    yield Finding(
-        "captions_cut", WARNING if len(long) > 0.05 * total else NOTE, len(long),
-        [each[:80] for each in long[:EXAMPLES]],
-        f"caption is longer than {context} tokens|captions are longer than {context} tokens",
-        "cut at the end; --set model.context=N reads more",
-    )  # fmt: skip
-    numbers = number_captions(rows)
-    yield Finding(
-        "number_captions", WARNING if len(numbers) > 0.5 * total else NOTE, len(numbers),
-        numbers[:EXAMPLES],
-        "caption is a number|captions are numbers",
-        "kept; a number says little about an image; --set data.caption_column=NAME chooses another column",
-    )  # fmt: skip
-    letters = unknown_characters([caption for row in rows for caption in row.captions], tokenizer)
-    yield Finding(
-        "unknown_characters", WARNING, len(letters),
-        [f"{letter} (in {count:,} captions)" for letter, count in letters.most_common(EXAMPLES)],
-        "character is not in the training captions|characters are not in the training captions",
-        "all read as one unknown token; --set data.tokenizer=bpe reads them",
-    )  # fmt: skip
+def group_by(keys: Sequence[str], rows: Sequence[int]) -> list[list[int]]:
+    """Return the rows of each key."""
+    rows_by_key: dict[str, list[int]] = defaultdict(list)
+    for key, row in zip(keys, rows, strict=True):
+        rows_by_key[key].append(row)
+    return list(rows_by_key.values())
 
 
-def _belonging(
-    rows: Sequence[Row], names: Sequence[str], belong: Mapping[str, Any]
-) -> Iterable[Finding]:
-    count = sum(len(row.captions) for row in rows)
-    seen = f"by {belong['images']:,} images through {' and '.join(belong['by'])}"
-    shown = [
-        f"{name}: {row.captions[0]}" for name, row in zip(names, rows, strict=True) if row.captions
-    ][:EXAMPLES]
-    if belong["moved"]:
-        whose = "before" if belong["moved"] > 0 else "after"
-        one = f"caption seems to have moved by one row: it fits the image {whose} its own"
-        several = f"captions seem to have moved by one row: they fit the images {whose} their own"
-        advice = f"{seen}; look for a line too many or too few at the top of the table, and compare with the images"
-        yield Finding("captions_moved", ALARM, count, shown, f"{one}|{several}", advice)
-    elif belong["unrelated"]:
-        yield Finding(
-            "captions_unrelated", ALARM, count, shown,
-            "caption has nothing to do with its image|captions have no more to do with their images than shuffled ones",
-            f"{seen}; compare some with their images, or are they in words that {belong['by'][1]} cannot know?",
-        )  # fmt: skip
+def find_odd_captions(data: CheckedData) -> list[Finding]:
+    """Find captions that are shared, repeated, too long, numbers, or written with unknown characters."""
+    context, total = data.config.model.context, len(data.captions)
+    rows_by_caption: dict[str, list[int]] = defaultdict(list)
+    for caption, row in data.captions:
+        rows_by_caption[caption].append(row)
+    shared = [(caption, rows) for caption, rows in rows_by_caption.items() if len(rows) > 1]
+    shared.sort(key=lambda entry: -len(entry[1]))
+    too_long = data.caption_examples(lambda text: data.tokenizer.length(text) > context, 80)
+    numbers = data.caption_examples(is_number, 80)
+    letters = unknown_characters([caption for caption, _ in data.captions], data.tokenizer)
+    return [
+        Finding(
+            "duplicate_captions", NOTE, sum(len(rows) for _, rows in shared),
+            [Example(f"{caption} ({len(rows)} images)", rows) for caption, rows in shared[:MAX_EXAMPLES]],
+            "caption is the same as another image's|captions are the same as another image's",
+            "kept; they count as right answers for each other in training, and cap the scores (ceiling)",
+        ),
+        Finding(
+            "repeated_captions", NOTE, data.table.repeated, [],
+            "caption comes twice with one image|captions come twice with one image", "kept once",
+        ),
+        Finding(
+            "captions_cut", WARNING if len(too_long) > 0.05 * total else NOTE, len(too_long), too_long,
+            f"caption is longer than {context} tokens|captions are longer than {context} tokens",
+            "cut at the end; --set model.context=N reads more",
+        ),
+        Finding(
+            "number_captions", WARNING if len(numbers) > 0.5 * total else NOTE, len(numbers), numbers,
+            "caption is a number|captions are numbers",
+            "kept; a number says little about an image; --set data.caption_column=NAME chooses another column",
+        ),
+        Finding(
+            "unknown_characters", WARNING, len(letters),
+            [Example(f"{letter} (in {count:,} captions)") for letter, count in letters.most_common(MAX_EXAMPLES)],
+            "character is not in the training captions|characters are not in the training captions",
+            "all read as one unknown token; --set data.tokenizer=bpe reads them",
+        ),
+    ]  # fmt: skip
 
 
-def _scripts(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterable[Finding]:
-    captions = [caption for row in rows for caption in row.captions]
-    for script, members in count_scripts(captions).items():
-        texts = [captions[at] for at in members]
-        cost = tokens_per_character(script, texts, tokenizer)
-        if script == "Latin" or (script == EMOJI and len(texts) < 0.01 * len(captions)):
-            continue
-        costly = cost >= COSTLY and tokenizer.to_dict()["kind"] not in ("characters", "foreign")
-        yield Finding(
-            "script", WARNING if costly else NOTE, len(texts), [text[:60] for text in texts[:EXAMPLES]],
-            f"caption uses {script}|captions use {script}",
-            f"the tokenizer writes it with {cost:.1f} tokens a character"
-            + ("; --set data.tokenizer=bpe learns shorter ones" if costly else ""),
-        )  # fmt: skip
-
-
-def _marks(names: Sequence[str], inspected: Sequence[ImageFacts], side: int) -> Iterable[Finding]:
-    for mark, done in MARKS.items():
-        marked = [name for name, facts in zip(names, inspected, strict=True) if mark in facts.marks]
-        yield Finding(
-            mark,
-            WARNING if mark == "tiny" else NOTE,
-            len(marked),
-            marked[:EXAMPLES],
-            _mark_title(mark),
-            done,
+def find_mismatch(data: CheckedData, belonging: Mapping[str, Any]) -> list[Finding]:
+    """Find captions that do not belong to their images."""
+    count = len(data.captions)
+    measured = f"by {belonging['images']:,} images through {' and '.join(belonging['by'])}"
+    examples = []
+    for index, row in enumerate(data.table.rows[:MAX_EXAMPLES]):
+        examples.append(Example(f"{data.names[index]}: {row.captions[0]}", [index]))
+    if belonging["moved"]:
+        where = "before" if belonging["moved"] > 0 else "after"
+        one = f"caption seems to have moved by one row: it fits the image {where} its own"
+        several = f"captions seem to have moved by one row: they fit the images {where} their own"
+        advice = (
+            f"{measured}; look for a line too many or too few at the top of the table, and compare with the images "
+            f"({PAGE_HINT})"
         )
-    small = [
-        f"{name} ({facts.width} x {facts.height})"
-        for name, facts in zip(names, inspected, strict=True)
-        if not facts.fault and "tiny" not in facts.marks and min(facts.width, facts.height) < side
-    ]
-    yield Finding(
-        "small",
-        NOTE,
-        len(small),
-        small[:EXAMPLES],
-        f"image is smaller than {side} pixels|images are smaller than {side} pixels",
-        "enlarged",
-    )
+        return [Finding("captions_moved", ALARM, count, examples, f"{one}|{several}", advice)]
+    if belonging["unrelated"]:
+        return [
+            Finding(
+                "captions_unrelated", ALARM, count, examples,
+                "caption has nothing to do with its image|captions have no more to do with their images than shuffled ones",
+                f"{measured}; compare some with their images ({PAGE_HINT}), or are they in words that "
+                f"{belonging['by'][1]} cannot know?",
+            )
+        ]  # fmt: skip
+    return []
 
 
-_MARKED = {
-    "animated": "animated",
-    "cmyk": "in printing colours (CMYK)",
-    "grey": "grey",
-    "huge": "huge, over 50 megapixels",
-    "profile": "in the colours of an embedded profile",
-    "profile_ignored": "marked with a damaged colour profile",
-    "rotated": "stored turned (EXIF)",
-    "sixteen_bit": "of 16 bits a colour",
-    "tiny": "tiny, under 8 pixels",
-    "transparent": "transparent in places",
-}
+def find_scripts(data: CheckedData) -> list[Finding]:
+    """Find captions in other scripts than Latin, with what they cost in tokens."""
+    captions = [caption for caption, _ in data.captions]
+    kind = data.tokenizer.to_dict()["kind"]
+    findings = []
+    for script, members in count_scripts(captions).items():
+        few_emoji = script == EMOJI and len(members) < 0.01 * len(captions)
+        if script == "Latin" or few_emoji:
+            continue
+        texts = [captions[index] for index in members]
+        cost = tokens_per_character(script, texts, data.tokenizer)
+        severity, advice = NOTE, f"the tokenizer writes it with {cost:.1f} tokens a character"
+        if cost >= COSTLY_SCRIPT and kind not in ("characters", "foreign"):
+            severity, advice = WARNING, f"{advice}; --set data.tokenizer=bpe learns shorter ones"
+        examples = [
+            Example(text[:60], [row]) for text, row in map(data.captions.__getitem__, members)
+        ]
+        title = f"caption uses {script}|captions use {script}"
+        findings.append(Finding("script", severity, len(texts), examples, title, advice))
+    return findings
 
 
-def _mark_title(mark: str) -> str:
-    what = _MARKED.get(mark, mark)
-    return f"image is {what}|images are {what}"
+def find_marks(data: CheckedData) -> list[Finding]:
+    """Find images that are changed when they are read, or smaller than the model sees them."""
+    findings = []
+    for key, mark in MARKS.items():
+        rows = [row for row, facts in enumerate(data.facts) if key in facts.marks]
+        severity = WARNING if key == "tiny" else NOTE
+        examples = [Example(data.names[row], [row]) for row in rows]
+        title = f"image is {mark.adjective}|images are {mark.adjective}"
+        findings.append(Finding(key, severity, len(rows), examples, title, mark.action))
 
-
-def _examples(members: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
-    return [" = ".join(names[at] for at in group) for group in members[:EXAMPLES]]
+    side = data.config.model.image_size
+    small = []
+    for row in data.usable:
+        facts = data.facts[row]
+        if "tiny" not in facts.marks and min(facts.width, facts.height) < side:
+            small.append(Example(f"{data.names[row]} ({facts.width} x {facts.height})", [row]))
+    title = f"image is smaller than {side} pixels|images are smaller than {side} pixels"
+    findings.append(Finding("small", NOTE, len(small), small, title, "enlarged"))
+    return findings

@@ -1,18 +1,17 @@
-"""From the bytes of any image file to an upright image in RGB, safely: what is odd about it is mended and noted.
+"""Decode the bytes of any image file to an upright image in RGB.
 
-Files come from anywhere. So only readers of image formats are asked (Pillow's for PostScript would start a program),
-the size is checked before memory is taken, and a file that ends early is an error, not an image that is half grey.
+Files come from anywhere. So only Pillow's readers of image formats are used (its reader of PostScript would start a
+program), the number of pixels is limited before any of them is decoded, and a file that ends early is an error instead
+of an image that is half gray.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import re
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -20,74 +19,64 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageCms
 
-from lapclip.data.av1_sizes import av1_sizes
 from lapclip.data.copies import SCAN, jpeg_segments
 from lapclip.errors import DataError, first_line
+from lapclip.machine.facts import logical_cores
 from lapclip.suggest import install
 
-DECODING_VERSION = 2
+DECODING_VERSION = 3
 """Part of the key of packed stores: raise it with every change that decodes some image to other pixels."""
-PIXEL_LIMIT = 178_000_000
-"""Pixels of the largest image that is decoded; what takes more memory than `MOST_MEMORY` is refused before."""
-MOST_MEMORY = 480_000_000
-"""Bytes that one image may take while it is read, its file among them, and all that are read at once in threads. A
-small file can claim any size."""
-MOST_WHOLE = 32_000_000
-"""Pixels above which an image is halved, or more, right after it is decoded: whatever follows copies it."""
-HUGE, TINY = 50_000_000, 8
-"""Pixels from which on an image is called huge, and the side below which it is called tiny."""
-DECODER_BYTES = {"WEBP": 18, "AVIF": 12, "HEIF": 11, "JPEG2000": 19}
-"""Bytes a pixel that a format's decoder takes at most, the decoded image among them (measured)."""
 
-MOST_SCANS = 100
-"""Scans of a JPEG that is decoded: real ones have about ten, and each takes the time of the whole image."""
-MOST_PROFILE = 4_000_000
-"""Bytes of a colour profile that is used. Those of cameras and screens have a few thousand, those of printers a million
-or two."""
-
-STRIP = 2_000_000
-"""Pixels of an image that are brought to RGB at a time."""
-HIGHEST = 0.999
-"""The share of an image's values that is not clipped, where nothing says how large they may be."""
-USUAL_TOPS = (1, 255, 1023, 4095, 16383, 65535)
-"""What white is in images of 1, 8, 10, 12, 14 and 16 bits. Cameras and scanners keep 12 bits in 16."""
-MOST_LIGHT = 16.0
-"""White of a floating-point image may be anything up to this, as in photos of high dynamic range; above it, the values
-are those of whole numbers."""
-
+MAX_PIXELS = 89_478_485  # Pillow's own limit for images from strangers
+LARGE_PIXELS = 25_000_000  # larger images are decoded one at a time, because together they could fill the memory
+TINY_SIDE = 8  # pixels
+MAX_SCANS = (
+    100  # of a JPEG: real ones have about ten, and each takes as long as decoding the whole image
+)
+MAX_PROFILE_BYTES = (
+    4_000_000  # color profiles of cameras have a few thousand, those of printers up to two million
+)
 NO_MEMORY = "there was too little memory for it"
 
-MARKS = {
-    "animated": "only the first frame is used",
-    "cmyk": "printing colours are converted to sRGB",
-    "grey": "grey is written as RGB",
-    "huge": "decoded few at a time and at a fraction of their size, because of the memory",
-    "profile": "colours are converted from the embedded profile to sRGB",
-    "profile_ignored": "the embedded colour profile is damaged, huge or of another kind of image, and is not used",
-    "rotated": "turned upright, as its EXIF orientation says",
-    "sixteen_bit": "scaled to 8 bits a colour; grey ones by the bits, or the range, that their values use",
-    "tiny": "enlarged; little can be seen on it",
-    "transparent": "laid on white",
-}
-"""What can be noticed about an image, and what is done with it."""
 
+@dataclass(frozen=True)
+class Mark:
+    """A property of an image that its owner may want to know."""
+
+    adjective: str
+    """Completes the sentence "The image is ..."."""
+    action: str
+    """What is done with such an image."""
+
+
+MARKS = {
+    "animated": Mark("animated", "only the first frame is used"),
+    "cmyk": Mark("in printing colors (CMYK)", "printing colors are converted to sRGB"),
+    "gray": Mark("gray", "gray is written as RGB"),
+    "profile": Mark(
+        "in the colors of an embedded profile",
+        "colors are converted from the embedded profile to sRGB",
+    ),
+    "profile_ignored": Mark(
+        "marked with a damaged color profile",
+        "the embedded color profile is damaged, huge or of another kind of image, and is not used",
+    ),
+    "rotated": Mark("stored turned (EXIF)", "turned upright, as its EXIF orientation says"),
+    "sixteen_bit": Mark("of 16 bits a color", "scaled to 8 bits a color; 65,535 is white"),
+    "tiny": Mark(f"tiny, under {TINY_SIDE} pixels", "enlarged; little can be seen on it"),
+    "transparent": Mark("transparent in places", "laid on white"),
+}
+
+# Readers in the order in which they are tried. Not ICO: its header may claim a smaller image than it holds.
 FORMATS = (
-    "JPEG",
-    "PNG",
-    "WEBP",
-    "GIF",
-    "BMP",
-    "TIFF",
-    "PPM",
-    "AVIF",
-    "HEIF",
-    "JPEG2000",
-    "TGA",
-    "ICO",
-)
-"""Readers that are asked, the usual ones first."""
+    "JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF", "JPEG2000", "TGA",
+)  # fmt: skip
+JPEG_FORMATS = ("JPEG", "MPO")
+ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")
 HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-ORIENTATION = 0x0112
+
+ORIENTATION_TAG = 0x0112
+# The operation that makes an image upright, by its EXIF orientation. Those from 5 on swap width and height.
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -97,472 +86,360 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What makes an image upright, by its EXIF orientation."""
 
 PROFILE_FAULTS = (ImageCms.PyCMSError, OSError, ValueError, TypeError)
 
-# Our limit is checked on every header, and a damaged EXIF block is no news to the user.
+# `read_header` checks the size itself, and users need not know about a damaged EXIF block.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
+# Any marker of a JPEG that cannot be part of the compressed pixels, where only stuffed bytes and restarts occur.
 _SCAN_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
-"""A marker of a JPEG that does not belong to the data of a scan, as stuffed bytes and restarts do."""
+_large_image_lock = threading.Lock()
 
 
-class Room:
-    """Memory that threads share while they decode: first come, first served, each when there is enough for it."""
-
-    def __init__(self, most: int) -> None:
-        self.most, self.taken = most, 0
-        self._first = threading.Lock()
-        self._changed = threading.Condition()
-
-    @contextmanager
-    def take(self, needed: int) -> Iterator[None]:
-        needed = min(needed, self.most)
-        with self._first, self._changed:
-            self._changed.wait_for(lambda: self.taken + needed <= self.most)
-            self.taken += needed
-        try:
-            yield
-        finally:
-            with self._changed:
-                self.taken -= needed
-                self._changed.notify()
-
-
-_room = Room(MOST_MEMORY)
-
-
-class MayPass(DataError):
-    """A fault of this moment or this computer, not of the file: nobody should remember it."""
+class TemporaryFault(DataError):
+    """A fault of this computer at this moment, not of the file: it must not be remembered."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """An image whose size is known and allowed, and which is not decoded yet."""
+    """An image of an allowed size that is not decoded yet."""
 
     image: Image.Image
     data: bytes
-
-    def turn(self, short_side: int | None = None) -> AbstractContextManager:
-        """Held while an image is decoded, to that short side at least, and resized: large ones wait for each other, so
-        that memory suffices."""
-        try:
-            needed = _memory(self.image, self.data, short_side)
-        except Exception:  # decoding says what is wrong with it
-            needed = MOST_MEMORY
-        return _room.take(needed)
+    width: int
+    height: int
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """An upright image in RGB, the size it has in the file, and what was noticed: keys of `MARKS`."""
+    """An upright image in RGB."""
 
     image: Image.Image
     width: int
+    """Width of the image in the file, which may have been decoded at a fraction of its size."""
     height: int
     marks: frozenset[str]
+    """Keys of `MARKS`."""
     transform: ImageCms.ImageCmsTransform | None = None
-    """What turns its colours into sRGB, where that was put off."""
+    """Conversion to sRGB that is still to be done. None if the image is in sRGB already."""
 
     def finish(self, square: np.ndarray) -> np.ndarray:
-        """Colours that were put off, for what was made of the image since."""
+        """Convert a part of the image, made in the meantime, to sRGB."""
         if self.transform is None:
             return square
         return np.asarray(ImageCms.applyTransform(Image.fromarray(square), self.transform))
 
 
+@cache
+def decoding_threads() -> ThreadPoolExecutor:
+    """Return the threads that all readers of data sets share."""
+    return ThreadPoolExecutor(logical_cores(), thread_name_prefix="lapclip-decoding")
+
+
 def read_header(data: bytes) -> Header:
-    """The header of an image. Raises DataError, with the reason alone, where it is none or too large."""
+    """Read the header of an image file. Raises DataError with the reason if it is no image or too large."""
+    too_large = f"it has more than {MAX_PIXELS // 10**6} million pixels"
     try:
-        image = Image.open(io.BytesIO(data), formats=_formats())
+        image = Image.open(io.BytesIO(data), formats=available_formats())
     except Image.DecompressionBombError:
-        raise DataError(f"it has more than {PIXEL_LIMIT // 10**6} megapixels") from None
+        raise DataError(too_large) from None
     except Image.UnidentifiedImageError:
-        raise _unknown(data) from None
+        raise unknown_format(data) from None
     except MemoryError:
-        raise MayPass(NO_MEMORY) from None
-    except Exception as error:  # readers raise whatever their parsing stumbles on
+        raise TemporaryFault(NO_MEMORY) from None
+    except Exception as error:  # a damaged file can raise anything in Pillow
         raise DataError(f"its header is damaged ({first_line(error)})") from None
-    if image.width * image.height > PIXEL_LIMIT:  # also for what is only inspected
-        raise DataError(
-            f"it has {image.width:,} x {image.height:,} pixels, more than {PIXEL_LIMIT // 10**6} million"
-        )
-    if min(image.size) < 1:
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise DataError(f"{too_large}: {width:,} x {height:,}")
+    if width < 1 or height < 1:
         raise DataError("it has no pixels")
-    return Header(image, data)
+    return Header(image, data, width, height)
 
 
 def decode(
-    source: bytes | Header, short_side: int | None = None, *, put_off: bool = False
+    source: bytes | Header, short_side: int | None = None, *, defer_profile: bool = False
 ) -> Decoded:
-    """The image in the bytes of a file. Raises DataError, with the reason alone, where there is none.
+    """Decode an image file. Raises DataError with the reason if that fails.
 
-    With `short_side` a JPEG may come out smaller, by a power of two, while its short side stays at least that: its
-    decoder can skip what would be averaged away, which saves most of the time of a photo of 12 megapixels.
-    With `put_off` a colour profile may be left to `Decoded.finish`, because small images are converted sooner.
+    With `short_side`, a JPEG may be decoded at a half, a quarter or an eighth of its size, as long as its short side
+    stays at least that. The decoder skips what would be averaged away, which saves most of the time for large photos.
+    With `defer_profile`, an embedded color profile may be left to `Decoded.finish`: small images convert faster.
     """
     header = source if isinstance(source, Header) else read_header(source)
-    image, marks = header.image, set()
-    width, height = image.size
+    image = header.image
     try:
-        _check_memory(image, header.data, short_side)
-        if image.format in ("JPEG", "MPO"):
-            _check_scans(header.data)
-            _draft(image, short_side)
-        deep = _is_deep(image)
-        orientation = _orientation(
-            image
-        )  # asked now: a TIFF is turned while it is loaded, and then forgets it
-        if image.format in ("GIF", "WEBP", "PNG", "AVIF") and getattr(image, "is_animated", False):
-            marks.add("animated")
-        image.load()
-        if image.format in ("JPEG", "MPO") and _ends_early(header.data):
-            raise DataError("it ends early")
-        if orientation in TURNS:
-            marks.add("rotated")
-            if orientation >= 5 and image.format != "TIFF":
-                width, height = height, width
-        if deep:
-            marks.add("sixteen_bit")
-        transform = _transform_later(image) if put_off else None
-        upright_image, more = upright(image, convert=transform is None)
-        if upright_image is not image:
-            image.close()  # its memory is needed for what follows, and the header may be kept
-        if transform is not None:
-            marks.add("profile")
+        if image.format in JPEG_FORMATS:
+            check_scan_count(header.data)
+            if short_side is not None and short_side < min(image.size):
+                image.draft(None, (short_side, short_side))  # type: ignore[arg-type]  # keeps the mode
+        if not is_large(header):
+            return decode_pixels(header, defer_profile)
+        with _large_image_lock:
+            return decode_pixels(header, defer_profile)
     except DataError:
         raise
     except MemoryError:
-        raise MayPass(NO_MEMORY) from None
-    except Exception as error:  # readers raise whatever their parsing stumbles on
-        what = (
-            "it ends early" if "truncated" in str(error) else f"it is damaged ({first_line(error)})"
-        )
-        raise DataError(what) from None
-    if min(width, height) < TINY:
+        raise TemporaryFault(NO_MEMORY) from None
+    except Exception as error:  # a damaged file can raise anything in Pillow
+        if "truncated" in str(error):
+            raise DataError("it ends early") from None
+        raise DataError(f"it is damaged ({first_line(error)})") from None
+
+
+def is_large(header: Header) -> bool:
+    """Return whether decoding an image takes so much memory that others should wait."""
+    pixels = header.image.width * header.image.height  # a fraction of the header's, for some JPEGs
+    if "progressive" in header.image.info:  # all coefficients are held, whatever the fraction
+        pixels = header.width * header.height
+    return pixels > LARGE_PIXELS
+
+
+def decode_pixels(header: Header, defer_profile: bool) -> Decoded:
+    """Decode the pixels of an image. Raises whatever Pillow raises."""
+    image, width, height = header.image, header.width, header.height
+    marks = set()
+    if image.format in ANIMATED_FORMATS and getattr(image, "is_animated", False):
+        marks.add("animated")
+    if has_sixteen_bits(image):
+        marks.add("sixteen_bit")
+    if min(width, height) < TINY_SIDE:
         marks.add("tiny")
-    if width * height > HUGE:
-        marks.add("huge")
-    return Decoded(upright_image, width, height, frozenset(marks | more), transform)
+
+    orientation = read_orientation(image)  # now, because Pillow turns a TIFF while it loads it
+    if orientation in TURNS:
+        marks.add("rotated")
+    if orientation >= 5 and image.format != "TIFF":
+        width, height = height, width
+
+    image.load()
+    if image.format in JPEG_FORMATS and ends_early(header.data):
+        raise DataError("it ends early")
+    transform = find_deferrable_transform(image) if defer_profile else None
+    if transform is not None:
+        marks.add("profile")
+    rgb, more_marks = to_upright_rgb(image, convert_profile=transform is None)
+    if rgb is not image:
+        image.close()  # frees its memory even if the caller keeps the header
+    return Decoded(rgb, width, height, frozenset(marks | more_marks), transform)
 
 
-def as_decoded(image: Image.Image) -> Decoded:
-    """An open image, as `decode` gives it with its colours put off."""
+def decode_open_image(image: Image.Image) -> Decoded:
+    """Return an open image upright and in RGB, with its color profile deferred."""
     if 0 in image.size:
         raise DataError("it has no pixels")
-    image = image.copy()  # a copy is loaded, and a TIFF is turned while that is done
-    transform = _transform_later(image)
-    upright_image, marks = upright(image, convert=transform is None)
-    return Decoded(upright_image, *upright_image.size, frozenset(marks), transform)
+    image = image.copy()  # loads the pixels, and turns a TIFF
+    transform = find_deferrable_transform(image)
+    rgb, marks = to_upright_rgb(image, convert_profile=transform is None)
+    return Decoded(rgb, *rgb.size, frozenset(marks), transform)
 
 
-def as_file(image: Image.Image, **form: Any) -> bytes:
-    """An open image as the file that it could be, upright and in RGB; `form` is as Pillow's `save` takes it."""
+def as_file(image: Image.Image, **options: Any) -> bytes:
+    """Return an open image as the bytes of a file, upright and in RGB. The options are those of Pillow's `save`."""
     try:
-        decoded = as_decoded(image)
+        decoded = decode_open_image(image)
     except DataError as error:
         raise DataError(f"An image cannot be used: {error.message}.") from None
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(f"An image cannot be used: {first_line(error)}.") from None
-    profile = (
-        image.info.get("icc_profile") if decoded.transform else None
-    )  # colours that are still to be converted
+    profile = None
+    if decoded.transform is not None:
+        profile = image.info.get("icc_profile")
     file = io.BytesIO()
-    decoded.image.save(file, icc_profile=profile, exif=b"", **form)  # it is upright
+    decoded.image.save(file, icc_profile=profile, exif=b"", **options)
     return file.getvalue()
 
 
-def upright(image: Image.Image, *, convert: bool = True) -> tuple[Image.Image, set[str]]:
-    """A loaded image in RGB and sRGB, on white, turned as its orientation says; and what was noticed.
-
-    In strips, because each step makes a copy, and halved or more where it is too large for what follows.
-    """
-    turn = TURNS.get(_orientation(image))
-    marks: set[str] = set() if turn is None else {"rotated"}
-    profile = image.info.get("icc_profile") if convert else None
-    levels = _levels(image) if image.mode.startswith(("I", "F")) else None
-    factor = math.ceil((image.width * image.height / MOST_WHOLE) ** 0.5)
-    if factor == 1 and (image.mode == "RGB" and not profile and "transparency" not in image.info):
-        return (image if turn is None else image.transpose(turn)), marks
-    finished = Image.new("RGB", (-(-image.width // factor), -(-image.height // factor)))
-    for top, strip in _strips(image, factor):
-        strip, more = _in_rgb(strip, profile, levels)
-        marks |= more
-        finished.paste(strip.reduce(factor) if factor > 1 else strip, (0, top // factor))
-    return (finished if turn is None else finished.transpose(turn)), marks
+# -- colors and orientation --------------------------------------------------------------------------------------------
 
 
-def _strips(image: Image.Image, factor: int = 1) -> Iterator[tuple[int, Image.Image]]:
-    """Strips of an image with the row they begin at, which is a multiple of the factor."""
-    rows = max(1, STRIP // image.width // factor) * factor
-    for top in range(0, image.height, rows):
-        whole = rows >= image.height
-        yield (
-            top,
-            image if whole else image.crop((0, top, image.width, min(top + rows, image.height))),
-        )
-
-
-def _in_rgb(
-    image: Image.Image, profile: bytes | None, levels: Levels | None
+def to_upright_rgb(
+    image: Image.Image, *, convert_profile: bool = True
 ) -> tuple[Image.Image, set[str]]:
-    """A strip in RGB and sRGB, on white, and what was noticed."""
-    marks: set[str] = set()
-    if levels is not None:
-        image = _eight_bits(image, levels)
-    alpha = _alpha(image)
-    if alpha is not None:
-        marks.add("transparent")
-    if image.mode not in ("RGB", "L", "CMYK", "LAB"):
-        # Through RGBA, because palettes with transparency are converted to RGB with a guess of their own.
-        grey = image.mode in ("1", "LA", "La")
-        image = image.convert("L") if grey else image.convert("RGBA").convert("RGB")
-    marks.update({"L": {"grey"}, "CMYK": {"cmyk"}}.get(image.mode, set()))
+    """Convert a loaded image to sRGB on a white background, and turn it upright.
+
+    Returns the image and its marks, keys of `MARKS`.
+    """
+    turn = TURNS.get(read_orientation(image))
+    rgb, marks = to_rgb(image, image.info.get("icc_profile") if convert_profile else None)
+    if turn is not None:
+        rgb = rgb.transpose(turn)
+        marks.add("rotated")
+    return rgb, marks
+
+
+def to_rgb(image: Image.Image, profile: bytes | None) -> tuple[Image.Image, set[str]]:
+    """Convert an image of any color mode to sRGB on a white background. Returns the image and its marks."""
+    marks = set()
+    if image.mode.startswith(("I", "F")):
+        image = to_eight_bits(image)
+    alpha = find_alpha(image)
+    if image.mode in ("1", "LA", "La"):
+        image = image.convert("L")
+    elif image.mode not in ("RGB", "L", "CMYK", "LAB"):
+        # Pillow converts a palette with transparency to RGB by guessing, but to RGBA correctly.
+        image = image.convert("RGBA").convert("RGB")
+    if image.mode == "L":
+        marks.add("gray")
+    elif image.mode == "CMYK":
+        marks.add("cmyk")
+
     if profile or image.mode == "LAB":
-        image, more = _to_srgb(image, profile)
-        marks.update(more)
+        image, profile_mark = apply_profile(image, profile)
+        if profile_mark:
+            marks.add(profile_mark)
     if image.mode != "RGB":
         image = image.convert("RGB")
     if alpha is not None:
-        white = Image.new("RGB", image.size, "white")
-        white.paste(image, mask=alpha)
-        image = white
+        background = Image.new("RGB", image.size, "white")
+        background.paste(image, mask=alpha)
+        image = background
+        marks.add("transparent")
     return image, marks
 
 
-def _orientation(image: Image.Image) -> int:
+def read_orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation of an image: 1, upright, if it has none."""
     try:
-        return int(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # damaged EXIF: the image is shown as it lies, as browsers do
+        return int(image.getexif().get(ORIENTATION_TAG, 1))
+    except Exception:  # with a damaged EXIF block, browsers show the image as it is stored
         return 1
 
 
-def _is_deep(image: Image.Image) -> bool:
-    """Whether the file holds more than 8 bits a colour; known from how it is about to be unpacked."""
+def has_sixteen_bits(image: Image.Image) -> bool:
+    """Return whether the file of an image, not loaded yet, holds more than 8 bits a color."""
     if image.mode.startswith(("I", "F")):
         return True
-    unpacked = [tile[3] for tile in getattr(image, "tile", [])[:1]]
-    return any(
-        ";16" in str(form if isinstance(form, str) else form[0]) for form in unpacked if form
-    )
+    # The first tile ends with the layout of the stored pixels: "RGB;16B", or a tuple that begins with it.
+    tiles = getattr(image, "tile", [])
+    return bool(tiles) and ";16" in str(tiles[0][3])
 
 
-Levels = tuple[float, float]
-"""The values that become black and white."""
+def to_eight_bits(image: Image.Image) -> Image.Image:
+    """Scale a gray image to 8 bits: 65,535 is white, or 1 if its values are floating-point numbers.
 
-
-def _levels(image: Image.Image) -> Levels:
-    """The levels of a grey image of 16 bits and more, by the bits that its values use: nothing says how large they may
-    be. A few highlights do not count, or they would leave the rest black; they become white."""
-    if image.mode not in ("I", "F"):
-        counts = sum(
-            np.bincount(_values(strip).ravel(), minlength=65536) for _, strip in _strips(image)
-        )
-        low, high = (
-            0.0,
-            float(np.searchsorted(np.cumsum(counts), HIGHEST * image.width * image.height)),
-        )
-    else:
-        step, some = 1 + image.width * image.height // STRIP, []
-        for _, strip in _strips(image):
-            values = _values(strip).ravel()
-            if not np.isfinite(values).all():
-                raise DataError("it holds values that are not numbers")
-            some.append(values[::step].copy())
-        low, high = np.quantile(
-            np.concatenate(some).astype(np.float64), (1 - HIGHEST, HIGHEST)
-        ).tolist()
-    low = min(0.0, low)
-    span = high - low
-    if image.mode == "F" and 1 < span <= MOST_LIGHT:
-        return low, high
-    return low, low + next((top for top in USUAL_TOPS if span <= top), span)
-
-
-def _values(image: Image.Image) -> np.ndarray:
+    Pillow's own conversion would clip all values above 255. Raises DataError if a value is out of range.
+    """
     values = np.asarray(image)
-    return (
-        values if image.mode in ("I", "F") else values.astype(np.uint16)
-    )  # whatever the order of their bytes
+    white = 1.0 if image.mode == "F" else 65_535.0
+    low, high = float(values.min()), float(values.max())
+    if not 0 <= low <= high <= white:  # also if a value is not a number
+        raise DataError(f"its values are from {low:g} to {high:g}, not from 0 to {white:g}")
+    scaled = values.astype(np.float32) * np.float32(255 / white)
+    return Image.fromarray(np.rint(scaled).astype(np.uint8))
 
 
-def _eight_bits(image: Image.Image, levels: Levels) -> Image.Image:
-    """A grey strip of 16 bits and more as 8 bits: scaled, where Pillow's conversion would clip."""
-    low, high = levels
-    scaled = (_values(image).astype(np.float64) - low) * (255 / (high - low))
-    return Image.fromarray(np.rint(np.clip(scaled, 0, 255)).astype(np.uint8))
-
-
-def _alpha(image: Image.Image) -> Image.Image | None:
-    """How opaque each pixel is; None where all of them are."""
-    if image.mode not in ("LA", "La", "PA", "RGBA", "RGBa") and "transparency" not in image.info:
+def find_alpha(image: Image.Image) -> Image.Image | None:
+    """Return the opacity of each pixel. None if all are opaque."""
+    has_alpha = image.mode in ("LA", "La", "PA", "RGBA", "RGBa")
+    if not has_alpha and "transparency" not in image.info:
         return None
     alpha = image.convert("RGBA").getchannel("A")
-    return alpha if alpha.getextrema()[0] != 255 else None
+    lowest, _ = alpha.getextrema()
+    return None if lowest == 255 else alpha
 
 
-def _transform_later(image: Image.Image) -> ImageCms.ImageCmsTransform | None:
-    """What an embedded profile asks for, where it can wait: not where colours are mixed with white or not RGB yet."""
+def apply_profile(image: Image.Image, profile: bytes | None) -> tuple[Image.Image, str]:
+    """Convert an image from its color profile to sRGB. Returns the image and a mark, or "" if nothing changed."""
+    try:
+        transform = make_transform(profile, image.mode)
+        if transform is None:
+            return image, ""
+        converted = ImageCms.applyTransform(image, transform)
+        assert converted is not None
+        return converted, "profile"
+    except PROFILE_FAULTS:
+        if image.mode == "LAB" and profile:  # its values mean nothing in RGB
+            return apply_profile(image, None)
+        return image, "profile_ignored"
+
+
+def find_deferrable_transform(image: Image.Image) -> ImageCms.ImageCmsTransform | None:
+    """Return the conversion to sRGB if it can wait until the image is small.
+
+    None if there is nothing to convert, or if colors must be converted first: before they are mixed with a white
+    background, or to RGB.
+    """
     profile = image.info.get("icc_profile")
     if not profile or image.mode != "RGB" or "transparency" in image.info:
         return None
     try:
-        return _transform(profile, "RGB")
+        return make_transform(profile, "RGB")
     except PROFILE_FAULTS:
         return None
 
 
-def _to_srgb(image: Image.Image, profile: bytes | None) -> tuple[Image.Image, set[str]]:
-    try:
-        transform = _transform(profile, image.mode)
-        if transform is None:
-            return image, set()
-        converted = ImageCms.applyTransform(image, transform)
-        assert converted is not None
-        return converted, {"profile"}
-    except PROFILE_FAULTS:
-        if image.mode == "LAB":  # its numbers are no colours without one
-            return _to_srgb(image, None) if profile else (image, set())
-        return image, {"profile_ignored"}
+def make_transform(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:
+    """Return the conversion from a color profile to sRGB. None if the profile is sRGB itself."""
+    if profile is not None and len(profile) > MAX_PROFILE_BYTES:
+        raise ValueError("the color profile is too large")
+    return _cached_transform(profile, mode)
 
 
-def _transform(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """From a profile to sRGB; None where it is sRGB already."""
-    if profile is not None and len(profile) > MOST_PROFILE:
-        raise ValueError("a colour profile that is too large")
-    return _kept_transform(profile, mode)
-
-
-@lru_cache(maxsize=8)
-def _kept_transform(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """Kept, because a camera writes the same into each photo, and large images are converted in strips. Few, because
-    their profiles are kept too."""
+@lru_cache(
+    maxsize=8
+)  # few, because the cache holds the profiles; a camera writes the same one into each photo
+def _cached_transform(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:
     if profile is None:
         source = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB"))
     else:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         if mode == "RGB" and "srgb" in ImageCms.getProfileDescription(source).lower():
             return None
-    return ImageCms.buildTransform(source, _srgb(), mode, "RGB")
+    return ImageCms.buildTransform(source, _srgb_profile(), mode, "RGB")
 
 
 @cache
-def _srgb() -> ImageCms.ImageCmsProfile:
+def _srgb_profile() -> ImageCms.ImageCmsProfile:
     return ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
 
 
-def _ends_early(data: bytes) -> bool:
-    """Whether a JPEG has no end after its beginning: cut off and filled with zeros, its decoder would make up the rest.
+# -- JPEG files --------------------------------------------------------------------------------------------------------
 
-    The segments before the first scan are stepped over, because a small preview inside them has an end of its own.
+
+def ends_early(data: bytes) -> bool:
+    """Return whether a JPEG has no end marker after its first scan.
+
+    Its decoder would make up the rest. Segments before the first scan do not count, because a small preview in them
+    has an end marker of its own.
     """
-    return not data.endswith(b"\xff\xd9") and data.find(b"\xff\xd9", _first_scan(data) or 2) < 0
+    return not data.endswith(b"\xff\xd9") and data.find(b"\xff\xd9", find_first_scan(data)) < 0
 
 
-def _first_scan(data: bytes) -> int | None:
-    """Where the first scan of a JPEG begins; None where that cannot be told."""
-    return next((begin for marker, begin, _ in jpeg_segments(data) if marker == SCAN), None)
+def find_first_scan(data: bytes) -> int:
+    """Return the position of a JPEG's first scan, or of its first segment if no scan is found."""
+    for marker, begin, _ in jpeg_segments(data):
+        if marker == SCAN:
+            return begin
+    return 2
 
 
-def _check_scans(data: bytes) -> None:
-    """Raise DataError where a JPEG has more scans than any real one: a small file of empty ones takes minutes."""
-    at, scans = _first_scan(data) or 2, 0
-    if data.count(b"\xff\xda", at) <= MOST_SCANS:
+def check_scan_count(data: bytes) -> None:
+    """Raise DataError if a JPEG has more scans than any real one. Decoding a small file of empty scans takes minutes."""
+    position = find_first_scan(data)
+    if data.count(b"\xff\xda", position) <= MAX_SCANS:
         return
-    while (found := _SCAN_MARKER.search(data, at)) and found[
-        1
-    ] != b"\xd9":  # what follows its end is another file
-        scans += found[1] == b"\xda"
-        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
-    if scans > MOST_SCANS:
-        raise DataError(f"it has {scans:,} scans, more than {MOST_SCANS}")
+    scans = 0
+    while match := _SCAN_MARKER.search(data, position):
+        marker = match[1]
+        if marker == b"\xd9":  # the end: what follows is another file
+            break
+        if marker == b"\xda":
+            scans += 1
+        segment_length = int.from_bytes(data[match.end() : match.end() + 2], "big")
+        position = match.end() + segment_length
+    if scans > MAX_SCANS:
+        raise DataError(f"it has {scans:,} scans, more than {MAX_SCANS}")
 
 
-def _draft(image: Image.Image, short_side: int | None) -> None:
-    """Let a JPEG be decoded at a fraction of its size, while its short side stays at least that and, where it is too
-    large for memory, in any case."""
-    size = _draft_size(image, short_side)
-    if min(size) > 0 and size != image.size:
-        image.draft(None, size)  # type: ignore[arg-type]  # no change of mode
-
-
-def _draft_size(image: Image.Image, short_side: int | None) -> tuple[int, int]:
-    """What a JPEG should be decoded to, at least."""
-    width, height = image.size
-    halved = 2 ** math.ceil(math.log2(max(1.0, width * height / MOST_WHOLE)) / 2)
-    asked = (short_side or width, short_side or height)
-    return min(asked[0], width // halved), min(asked[1], height // halved)
-
-
-def _check_memory(image: Image.Image, data: bytes, short_side: int | None) -> None:
-    """Raise DataError where decoding would take more memory than an image may."""
-    needed = _memory(image, data, short_side)
-    if needed > MOST_MEMORY:
-        width, height = _stored_size(image, data)
-        raise DataError(
-            f"decoding its {width:,} x {height:,} pixels would take {needed / 1e6:,.0f} MB of memory, more than "
-            f"{MOST_MEMORY // 10**6}"
-        )
-
-
-def _memory(image: Image.Image, data: bytes, short_side: int | None) -> int:
-    """Bytes that decoding takes, from what the headers say, before anything of it is done."""
-    width, height = _stored_size(image, data)
-    stored = pixels = width * height
-    if image.format in ("JPEG", "MPO"):
-        wanted = _draft_size(image, short_side)
-        fraction = min(width // wanted[0], height // wanted[1]) if min(wanted) > 0 else 1
-        pixels //= next(scale for scale in (8, 4, 2, 1) if scale <= fraction) ** 2
-    raster = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
-    # Another byte a pixel for the smaller copy that is made of a large one; both, of others, at four bytes.
-    needed = len(data) + pixels * DECODER_BYTES.get(
-        image.format or "", raster + (4 if pixels <= MOST_WHOLE else 1)
-    )
-    if image.format in ("JPEG", "MPO"):
-        needed += _coefficients(image, data, stored)
-    if image.format == "TIFF":
-        needed += len(data) + _largest_strip(image)
-    return needed
-
-
-def _stored_size(image: Image.Image, data: bytes) -> tuple[int, int]:
-    """The width and height that are decoded, where a container may say less."""
-    if image.format == "ICO":
-        inside = image.ico  # type: ignore[attr-defined]
-        return inside.frame(inside.getentryindex(image.size)).size
-    if image.format == "AVIF":
-        sizes = av1_sizes(data)
-        if not sizes:
-            raise DataError("nothing in it says how large its frames are")
-        return max(image.size, *sizes, key=math.prod)
-    return image.size
-
-
-def _coefficients(image: Image.Image, data: bytes, stored: int) -> int:
-    """Bytes that a JPEG's decoder keeps of the whole image, where that comes in several scans."""
-    layers = image.layer  # type: ignore[attr-defined]
-    scan = _first_scan(data)
-    if "progressive" not in image.info and scan is not None and data[scan + 4] >= len(layers):
-        return 0
-    largest = max(across for _, across, _, _ in layers) * max(down for _, _, down, _ in layers)
-    return 2 * stored * sum(across * down for _, across, down, _ in layers) // largest
-
-
-def _largest_strip(image: Image.Image) -> int:
-    """Bytes of a strip or tile of a TIFF, which its decoder holds at once; all of it where it does not say."""
-    tags = image.tag_v2  # type: ignore[attr-defined]
-    rows, across = min(tags.get(278) or image.height, image.height), image.width
-    if 322 in tags and 323 in tags:
-        across, rows = tags[322], tags[323]
-    bits = tags.get(258) or (8,)
-    return across * rows * max(1, sum(bits)) // 8
+# -- formats -----------------------------------------------------------------------------------------------------------
 
 
 @cache
-def _formats() -> tuple[str, ...]:
-    """The readers there are here. That for HEIC comes with an extra."""
+def available_formats() -> tuple[str, ...]:
+    """Return the formats that can be read here. HEIC needs an extra."""
     Image.init()
     try:
         import pillow_heif  # pyright: ignore[reportMissingImports]
@@ -573,9 +450,11 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def _unknown(data: bytes) -> DataError:
+def unknown_format(data: bytes) -> DataError:
+    """Return the error for a file that no reader knows."""
     if not data:
         return DataError("it is empty")
-    if data[4:8] == b"ftyp" and data[8:12] in HEIC_BRANDS and "HEIF" not in _formats():
-        return MayPass("HEIC needs the package pillow-heif", hint=install("heic"))
+    is_heic = data[4:8] == b"ftyp" and data[8:12] in HEIC_BRANDS
+    if is_heic and "HEIF" not in available_formats():
+        return TemporaryFault("HEIC needs the package pillow-heif", hint=install("heic"))
     return DataError("it is not an image of a known form")

@@ -14,7 +14,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,11 @@ from PIL import Image
 
 from lapclip.config import AUTO, DataConfig
 from lapclip.data.any_image import as_image, is_array
-from lapclip.data.decode import as_file
+from lapclip.data.decode import as_file, decoding_threads
 from lapclip.data.find_images import ImageFinder, is_image
 from lapclip.data.splits import split_named
 from lapclip.data.table import some
 from lapclip.errors import DataError, first_line, nearest
-from lapclip.machine.facts import logical_cores
 from lapclip.paths import (
     digest_of_bytes,
     partial_path,
@@ -302,22 +300,25 @@ def _write(
     base = os.path.expanduser(base)
     records: list[dict[str, Any]] = []
     paths: dict[int, str] = {}
-    with ThreadPoolExecutor(logical_cores(), thread_name_prefix="lapclip-writing") as pool:
-        for part in parts:
-            for first in range(0, part.count, CHUNK):
-                rows = [(at, part.row(at)) for at in range(first, min(first + CHUNK, part.count))]
-                stored = pool.map(lambda row: _stored(row[1].get(column), row[0], images), rows)
-                for (_, row), image in zip(rows, stored, strict=True):
-                    others = {name: _plain(value) for name, value in row.items() if name != column}
-                    kept = {name: value for name, value in others.items() if value is not None}
-                    record = {**kept, column: image, **({SPLIT: part.split} if part.split else {})}
-                    if isinstance(image, Path):
-                        paths[len(records)] = os.path.realpath(
-                            os.path.join(base, os.path.expanduser(image))
-                        )
-                    records.append(record)
-                if progress:
-                    progress(len(records), total, "writing down")
+    for part in parts:
+        for first in range(0, part.count, CHUNK):
+            rows = [(at, part.row(at)) for at in range(first, min(first + CHUNK, part.count))]
+            stored = decoding_threads().map(
+                lambda row: _stored(row[1].get(column), row[0], images), rows
+            )
+            for (_, row), image in zip(rows, stored, strict=True):
+                others = {name: _plain(value) for name, value in row.items() if name != column}
+                record = {name: value for name, value in others.items() if value is not None}
+                record[column] = image
+                if part.split:
+                    record[SPLIT] = part.split
+                if isinstance(image, Path):
+                    paths[len(records)] = os.path.realpath(
+                        os.path.join(base, os.path.expanduser(image))
+                    )
+                records.append(record)
+            if progress:
+                progress(len(records), total, "writing down")
     pictures = _common(list(paths.values())) if len(paths) == len(records) else ""
     for at, path in paths.items():
         records[at][column] = (

@@ -7,7 +7,6 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 from lapclip.config import AUTO, BY_CONTENT, BY_NAME, DataConfig
 from lapclip.data.copies import SIGNATURE_SIDE, copy_keys
 from lapclip.data.dataset import DataSet, Pairs, Pixels, count_seen, join_splits
-from lapclip.data.decode import NO_MEMORY
+from lapclip.data.decode import NO_MEMORY, decoding_threads
 from lapclip.data.packed_index import INDEX, Entry, digest_of
 from lapclip.data.packed_store import (
     MIDDLE,
@@ -49,7 +48,6 @@ from lapclip.data.table import (
     some,
 )
 from lapclip.errors import DataError, first_line
-from lapclip.machine.facts import logical_cores
 from lapclip.progress import DataProgress
 from lapclip.suggest import command
 from lapclip.text import counted, printable
@@ -488,13 +486,10 @@ class StreamedPixels:
         squares = np.empty((len(asked), *self.shape[1:]), np.uint8)
         # In the order of the table, because neighbours are often in one file.
         order = np.argsort(asked, kind="stable")
-        for at, square in zip(order, self._pool.map(self._decoded, asked[order]), strict=True):
+        decoded = decoding_threads().map(self._decoded, asked[order])
+        for at, square in zip(order, decoded, strict=True):
             squares[at] = square
         return squares
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(logical_cores(), thread_name_prefix="lapclip-decoding")
 
     def _decoded(self, row: int) -> np.ndarray:
         image = self._images[row]

@@ -23,9 +23,6 @@ from lapclip.paths import digest_of_bytes, make_private, write_atomic
 
 INDEX, LOCK = "index.jsonl", "lock"
 NOT_STORED = -1
-ON_DISK = {"signature": "look"}
-"""Fields that a line names as it always did."""
-IN_MEMORY = {name: field for field, name in ON_DISK.items()}
 
 
 def digest_of(data: bytes) -> str:
@@ -147,11 +144,7 @@ class PackedIndex:
 
 
 def _as_dict(entry: Entry) -> dict[str, Any]:
-    return {
-        ON_DISK.get(key, key): value
-        for key, value in asdict(entry).items()
-        if value not in ("", ())
-    }
+    return {key: value for key, value in asdict(entry).items() if value not in ("", ())}
 
 
 def _lines(objects: Iterable[dict[str, Any]]) -> bytes:
@@ -168,8 +161,8 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 def _entry(values: dict[str, Any] | None) -> Entry | None:
     try:
-        named = {IN_MEMORY.get(key, key): value for key, value in (values or {}).items()}
-        entry = Entry(**{**named, "marks": tuple(named.get("marks", ()))})
+        values = values or {}
+        entry = Entry(**{**values, "marks": tuple(values.get("marks", ()))})
     except TypeError:
         return None
     texts = (entry.name, entry.stamp, entry.digest, entry.broken, entry.content, entry.signature)

@@ -13,7 +13,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,14 @@ import torch
 
 from lapclip.data.copies import SIGNATURE_SIDE, SIGNATURE_VERSION, content_of, signature_of
 from lapclip.data.dataset import Pixels, select_pixels
-from lapclip.data.decode import DECODING_VERSION, NO_MEMORY, Decoded, MayPass, decode, read_header
+from lapclip.data.decode import (
+    DECODING_VERSION,
+    NO_MEMORY,
+    Decoded,
+    TemporaryFault,
+    decode,
+    decoding_threads,
+)
 from lapclip.data.packed_index import NOT_STORED, Entry, PackedIndex, digest_of
 from lapclip.data.pixels import (
     RESIZING_VERSION,
@@ -43,7 +50,7 @@ from lapclip.progress import DataProgress
 
 MIDDLE, WHOLE = "middle", "whole"
 """How an image becomes a square: its middle cut out, exactly as `encode_image` does it, or all of it squeezed."""
-SIGNATURE = f"look {SIGNATURE_VERSION}"  # as stores on disk are named
+SIGNATURE = f"signature {SIGNATURE_VERSION}"
 """No square is made: an image is inspected in small, to know whether it can be read and what its copies are."""
 SOURCE = "source"
 """The file of a store that says whose images it has."""
@@ -51,8 +58,8 @@ UNUSED = 30 * 86_400
 """Seconds after which a store that nobody used may go."""
 SAVED_EVERY = 2.0
 """Seconds of work that a killed process loses."""
-AHEAD = 64
-"""Squares a thread may be ahead of what is written, so that all go on while the disk is waited for."""
+MAX_PENDING = 64 * logical_cores()
+"""Images that may be decoded ahead of what is written, so that threads go on while the disk is waited for."""
 SPARE_ROWS = 1000
 """Rows that no image uses any more, from which on a store may be rebuilt, where they are most of it."""
 
@@ -117,14 +124,15 @@ def room_left(folder: Path) -> int:
 
 
 def prepare(data: bytes, view: View | int, fit: str) -> tuple[np.ndarray, Decoded]:
-    """The square of an image, from the bytes of its file."""
-    header, view = read_header(data), as_view(view)
-    with header.turn(None if fit == MIDDLE else view.side):
-        if fit == MIDDLE:  # never at a fraction of its size: scores are those of the very images
-            decoded = decode(header, put_off=True)
-            return view.finish(decoded, fit_image(decoded.image, view)), decoded
-        decoded = decode(header, view.side, put_off=True)
-        return view.finish(decoded, squeeze_image(decoded.image, view.side)), decoded
+    """Decode an image file and return the square of it that a store holds, with the decoded image."""
+    view = as_view(view)
+    if fit == MIDDLE:  # at full size, so that scores are those of the very image
+        decoded = decode(data, defer_profile=True)
+        square = fit_image(decoded.image, view)
+    else:
+        decoded = decode(data, view.side, defer_profile=True)
+        square = squeeze_image(decoded.image, view.side)
+    return view.finish(decoded, square), decoded
 
 
 def pack(
@@ -135,7 +143,6 @@ def pack(
     progress: DataProgress | None = None,
     *,
     store: bool = True,
-    threads: int | None = None,
 ) -> Packed:
     """Images as squares in a store, made where they are not there yet. With `store` off they are only checked:
     each is decoded once to know that it can be, and its pixels are dropped."""
@@ -158,9 +165,7 @@ def pack(
             if missing:
                 work = [(images[at], stamps[at]) for at in missing]
                 count = lambda done: report(len(images) - len(missing) + done, len(images), doing)  # noqa: E731
-                skipped += _Packer(index, view, fit, store).work(
-                    work, threads or logical_cores(), count
-                )
+                skipped += _Packer(index, view, fit, store).work(work, count)
             return _result(index, images, stamps, skipped, side, store)
     except OSError as error:
         raise _cannot_write(
@@ -181,7 +186,7 @@ class _Packer:
         self.waiting: list[Entry] = []
 
     def work(
-        self, images: list[tuple[StoredImage, str]], threads: int, count: Callable[[int], None]
+        self, images: list[tuple[StoredImage, str]], count: Callable[[int], None]
     ) -> list[Skipped]:
         """Pack images with their stamps; returns those that could not be read at all."""
         skipped: list[Skipped] = []
@@ -192,7 +197,7 @@ class _Packer:
                 self.rows * self.index.row_bytes
             )  # over what a killed process wrote and did not list
             saved = time.monotonic()
-            for done, prepared in enumerate(_in_order(self._prepared, images, threads), start=1):
+            for done, prepared in enumerate(_in_order(self._prepared, images), start=1):
                 if isinstance(prepared, Skipped):
                     skipped.append(prepared)
                 else:
@@ -230,15 +235,13 @@ class _Packer:
         square, content, signature = None, "", ""
         try:
             if self.fit == SIGNATURE:
-                header = read_header(data)
-                with header.turn(SIGNATURE_SIDE):
-                    decoded = decode(header, SIGNATURE_SIDE)
-                    content, signature = content_of(data), signature_of(decoded.image)
+                decoded = decode(data, SIGNATURE_SIDE)
+                content, signature = content_of(data), signature_of(decoded.image)
             else:
                 square, decoded = prepare(data, self.view, self.fit)
         except MemoryError:  # while it is resized; decoding says so itself
             return Skipped(image.name, NO_MEMORY)
-        except MayPass as error:
+        except TemporaryFault as error:
             return Skipped(image.name, error.message)
         except DataError as error:
             return Entry(image.name, stamp, digest, broken=error.message), None
@@ -276,20 +279,22 @@ class _Packer:
 
 
 def _in_order(
-    make: Callable[[StoredImage, str], Any], images: Iterable[tuple[StoredImage, str]], threads: int
+    make: Callable[[StoredImage, str], Any], images: Iterable[tuple[StoredImage, str]]
 ) -> Iterator[Any]:
-    """What threads make of each image, in the order of the images, a few ahead."""
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="lapclip-packing")
+    """Yield what threads make of each image, in the order of the images."""
+    threads = decoding_threads()
+    pending: deque[Future] = deque()
     try:
-        waiting: deque[Future] = deque()
         for image, stamp in images:
-            waiting.append(pool.submit(make, image, stamp))
-            if len(waiting) > AHEAD * threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            pending.append(threads.submit(make, image, stamp))
+            if len(pending) > MAX_PENDING:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
-        pool.shutdown(cancel_futures=True)
+        for future in pending:
+            future.cancel()
+        wait(pending)
 
 
 def _stamps(

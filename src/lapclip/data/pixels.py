@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from lapclip.config import ModelConfig
-from lapclip.data.decode import Decoded, as_decoded, decode
+from lapclip.data.decode import Decoded, decode, decode_open_image
 from lapclip.errors import DataError, first_line
 from lapclip.paths import read_bytes
 from lapclip.seeding import generator
@@ -83,8 +83,8 @@ def open_image(image: str | os.PathLike | bytes | Image.Image) -> Decoded:
         named = f"A file of {len(image):,} bytes" if isinstance(image, bytes) else "An open image"
     try:
         if isinstance(image, Image.Image):
-            return as_decoded(image)
-        return decode(image if isinstance(image, bytes) else read_bytes(image), put_off=True)
+            return decode_open_image(image)
+        return decode(image if isinstance(image, bytes) else read_bytes(image), defer_profile=True)
     except FileNotFoundError:
         raise DataError(f"No such image: {image}.") from None
     except DataError as error:

@@ -9,7 +9,7 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -138,6 +138,35 @@ def reasons(skipped: Sequence[Skipped]) -> dict[str, list[str]]:
 
 
 @dataclass(frozen=True)
+class UsedColumns:
+    """The columns of a table that are read, by name."""
+
+    images: str
+    captions: tuple[str, ...]
+    split: str | None = None
+    contents: str = "file names"
+    """Contents of the column of images: "file names", or "images" if it holds their bytes."""
+
+    def describe(self, count: int) -> str:
+        """Describe what each column holds, with the number of images."""
+        parts = [f"column `{column_title(self.images)}` holds {count:,} {self.contents}: images"]
+        for names, role in ((self.captions, "captions"), ((self.split,), "splits")):
+            titles = [f"`{column_title(name)}`" for name in names if name is not None]
+            if titles:
+                word = "column" if len(titles) == 1 else "columns"
+                parts.append(f"{word} {', '.join(titles)}: {role}")
+        return "; ".join(parts)
+
+
+MAX_TITLE_LENGTH = 40
+
+
+def column_title(name: str) -> str:
+    """Return the name of a column for a message: short, on one line, without control characters."""
+    return printable(name)[:MAX_TITLE_LENGTH]
+
+
+@dataclass(frozen=True)
 class Table:
     """A source as read. Each image has one row, with all its captions; what was left out is counted and named.
 
@@ -158,6 +187,8 @@ class Table:
     """What the source names: each caption of an image, and each image or line that has none."""
     repeated: int = 0
     """Captions that the same image has already."""
+    columns: Mapping[UsedColumns, int] = field(default_factory=dict)
+    """Columns that were read, with the number of their images. Empty if the source has no columns."""
 
     def too_broken(self, broken: int, limit: float) -> tuple[bool, bool]:
         """Whether more than a share of the images, of which so many turned out to be broken, and whether more than
@@ -173,9 +204,14 @@ class Table:
 _NUMBER = re.compile(r"[-+]?[\d.,:/ ]*\d[\d.,:/ ]*")
 
 
+def is_number(text: str) -> bool:
+    """Return whether a text is nothing but a number, a date or a time."""
+    return bool(_NUMBER.fullmatch(text))
+
+
 def number_captions(rows: Sequence[Row]) -> list[str]:
     """Return the captions that are nothing but a number."""
-    return [caption for row in rows for caption in row.captions if _NUMBER.fullmatch(caption)]
+    return [caption for row in rows for caption in row.captions if is_number(caption)]
 
 
 def note_on_numbers(rows: Sequence[Row]) -> str:
@@ -275,6 +311,7 @@ class RowCollector:
         self.skipped: list[Skipped] = []
         self.records = 0
         self.repeated = 0
+        self.columns: Counter[UsedColumns] = Counter()
 
     def __len__(self) -> int:
         return len(self._found)
@@ -336,8 +373,17 @@ class RowCollector:
         names = [self._labels[row.image.name] for row in rows] if self._labels else []
         classes = {name: at for at, name in enumerate(dict.fromkeys(names))}
         labels = [classes[name] for name in names]
+        columns = [used.describe(count) for used, count in self.columns.items()]
         return Table(
-            rows, kind, how, self.skipped, list(classes), labels, self.records, self.repeated
+            rows,
+            kind,
+            "; ".join([how, *columns]),
+            self.skipped,
+            list(classes),
+            labels,
+            self.records,
+            self.repeated,
+            self.columns,
         )
 
     def _nothing(self, kind: str) -> DataError:

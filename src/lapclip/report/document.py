@@ -58,7 +58,8 @@ class Plot:
 class ReportImage:
     """A small image, the text under it, and whether it is the right one, where that is the question."""
 
-    path: Path
+    jpeg: Path | bytes
+    """The file, or its content; empty if there is none."""
     text: str
     right: bool | None = None
 
@@ -225,10 +226,15 @@ def _image(image: ReportImage) -> str:
     tone = {True: "right", False: "wrong", None: "plain"}[image.right]
     label = {True: "right: ", False: "wrong: ", None: ""}[image.right]
     try:
-        data = base64.b64encode(read_bytes(image.path, own=True)).decode("ascii")
-        shown = f'<img src="data:image/jpeg;base64,{data}" alt="{escaped(image.text)}">'
+        content = image.jpeg
+        if isinstance(content, Path):
+            content = read_bytes(content, own=True)
     except OSError:
-        shown = '<span class="missing">no image</span>'
+        content = b""
+    shown = '<span class="missing">no image</span>'
+    if content:
+        data = base64.b64encode(content).decode("ascii")
+        shown = f'<img src="data:image/jpeg;base64,{data}" alt="{escaped(image.text)}">'
     return f'<div class="image {tone}">{shown}<span>{label}{escaped(image.text)}</span></div>'
 
 

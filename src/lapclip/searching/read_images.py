@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from PIL import Image
 
-from lapclip.data.decode import NO_MEMORY, MayPass, decode, read_header
+from lapclip.data.decode import NO_MEMORY, TemporaryFault, decode, read_header
 from lapclip.data.find_images import Stamp
 from lapclip.data.packed_index import digest_of
 from lapclip.data.pixels import View, fit_image
@@ -104,11 +104,10 @@ def read_data(data: bytes, view: View, stamp: Stamp = NO_STAMP, digest: str = ""
     """What the bytes of a file hold."""
     try:
         header = read_header(data)
-        with header.turn(SHARPNESS * view.resized):
-            taken = taken_at(header.image)  # in turn, because Pillow decodes a PNG to know its EXIF
-            decoded = decode(header, SHARPNESS * view.resized, put_off=True)
-            square = view.finish(decoded, fit_image(decoded.image, view))
-    except MayPass as error:
+        taken = taken_at(header.image)
+        decoded = decode(header, SHARPNESS * view.resized, defer_profile=True)
+        square = view.finish(decoded, fit_image(decoded.image, view))
+    except TemporaryFault as error:
         return Read(stamp, passing=error.message)
     except DataError as error:
         return Read(stamp, digest, reason=error.message)

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from lapclip.data.decode import MayPass, decode, read_header
+from lapclip.data.decode import TemporaryFault, decode
 from lapclip.data.pixels import fit_image
 from lapclip.data.tokenizers import pad
 from lapclip.embedder import Encoder
@@ -92,11 +92,9 @@ class ImageFile:
         if len(self.data) > LARGEST_IMAGE:
             raise TooLarge(f"the image has more than {LARGEST_IMAGE // 10**6} MB.")
         try:
-            header = read_header(self.data)
-            with header.turn():
-                decoded = decode(header, put_off=True)
-                return encoder.view.finish(decoded, fit_image(decoded.image, encoder.view))
-        except MayPass as error:
+            decoded = decode(self.data, defer_profile=True)
+            return encoder.view.finish(decoded, fit_image(decoded.image, encoder.view))
+        except TemporaryFault as error:
             raise Unavailable(f"An image could not be read: {error.message}.") from None
         except DataError as error:
             raise BadItem(f"it cannot be read as an image: {error.message}.") from None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.data.table import note_on_numbers, number_captions
+from lapclip.data.table import UsedColumns, note_on_numbers, number_captions
 from lapclip.errors import DataError
 from tests.data.sources.made import found, make_images, read, skipped, splits
 
@@ -50,7 +50,11 @@ def test_columns_are_guessed_from_contents_when_names_say_nothing(tmp_path: Path
     table = read(write(tmp_path, "w,x,y,z\n" + "\n".join(rows)))
     assert found(table)["b.png"] == (CAPTIONS[1],)
     assert set(splits(table).values()) == {"train"}
-    assert "images in z, captions in x, splits in y" in table.how
+    assert (
+        "column `z` holds 3 file names: images; column `x`: captions; column `y`: splits"
+        in table.how
+    )
+    assert table.columns == {UsedColumns("z", ("x",), "y"): 3}
 
 
 def test_a_column_of_files_wins_over_a_column_with_a_better_name(tmp_path: Path) -> None:
@@ -218,7 +222,10 @@ def test_nul_characters_and_huge_fields(tmp_path: Path) -> None:
 def test_names_of_columns_are_said_on_one_line(tmp_path: Path) -> None:
     make_images(tmp_path, "a.png")
     table = read(write(tmp_path, '"the\npicture","\x1b[31mwords"\na.png,a dog\n'))
-    assert "images in the\\npicture, captions in \\x1b[31mwords" in table.how
+    assert (
+        "column `the\\npicture` holds 1 file names: images; column `\\x1b[31mwords`: captions"
+        in table.how
+    )
 
 
 def test_the_folder_of_the_images_can_be_named(tmp_path: Path) -> None:

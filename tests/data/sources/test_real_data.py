@@ -28,7 +28,10 @@ def test_flickr8k_as_it_lies(real_data: Path) -> None:
     assert Counter(assign_splits(table.rows, 0)) == {"train": 6000, "val": 1000}
     assert captions_in(table) + table.repeated == table.records == 35_000
     assert not table.skipped
-    assert all(part in table.how for part in ("in filepath", "in caption", "in split", "by comma"))
+    assert all(
+        part in table.how
+        for part in ("`filepath` holds", "`caption`: captions", "`split`: splits", "by comma")
+    )
 
 
 def test_clothing_as_it_lies(real_data: Path) -> None:

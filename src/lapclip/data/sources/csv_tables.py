@@ -5,25 +5,25 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 from lapclip.config import AUTO, DataConfig
+from lapclip.data.columns import SAMPLE_ROWS, Columns, NotATable, choose_columns
 from lapclip.data.find_images import ImageFinder, candidate_folders, is_image
-from lapclip.data.guess_columns import Columns, NotATable, guess_columns
 from lapclip.data.sources.files import Lines
 from lapclip.data.sources.registry import Files, TableFormat, register
 from lapclip.data.splits import split_named
-from lapclip.data.table import RowCollector
+from lapclip.data.table import ImageFile, RowCollector
 from lapclip.errors import DataError
 
-SEPARATORS = {"comma": ",", "tab": "\t", "semicolon": ";", "bar": "|"}
-_WORDS = {**SEPARATORS, "pipe": "|", "space": " ", "colon": ":", "\\t": "\t"}
-SAMPLE = 200
-"""First rows from which columns are guessed."""
-MOST_LINES = 100
-"""Lines that a quoted cell may span. An opening quote without an end is then a quote like any other."""
+SEPARATOR_NAMES = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
+SEPARATOR_WORDS = {
+    "comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "bar": "|", "pipe": "|", "space": " ", "colon": ":",
+}  # fmt: skip
+MAX_QUOTED_LINES = 100  # an opening quote whose end is further away is a quote like any other
 
 
 @register
@@ -41,71 +41,81 @@ class TextTables(TableFormat):
     def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
         ((path, split),) = files.paths()
         folders = candidate_folders(path, files.root, config)
-        separator, columns = _understand(path, folders, config)
-        listed = listed_splits(path) if columns.split is None else {}
+        separator, columns = choose_layout(path, folders, config)
+        listed = {} if columns.split is not None else listed_splits(path)
         lines = Lines(path)
-        spilled = 0
-        width, last = len(columns.names), max(columns.captions)
-        rows = split_cells(lines, separator, lambda cells: _names_image(cells, columns))
-        before_header = columns.header
-        for number, cells in rows:
+        images_before = len(collector)
+        joined_captions = 0
+        header_is_next = columns.has_header
+        for number, cells in split_cells(lines, separator, lambda cells: is_row(cells, columns)):
             where = f"{path.name} line {number}"
-            if before_header and len(cells) > 1:
-                before_header = False
+            if header_is_next and len(cells) > 1:
+                header_is_next = False
                 continue
             if number in lines.cut:
                 collector.skip(where, "the line is too long to be a row")
                 continue
-            while len(cells) > width and not cells[-1].strip():
-                cells.pop()  # spreadsheets fill up rows with empty cells
-            if len(cells) > width and len(columns.captions) == 1:
-                # A separator inside an unquoted caption: what is too much belongs to the caption.
-                extra = len(cells) - width
-                cells[last : last + extra + 1] = [separator.join(cells[last : last + extra + 1])]
-                spilled += 1
+            joined_captions += fit_to_width(cells, columns, separator)
             if len(cells) <= max(columns.image, min(columns.captions)):
-                collector.skip(where, f"{len(cells)} of {width} columns")
+                collector.skip(where, f"{len(cells)} of {len(columns.names)} columns")
                 continue
             image = columns.folder.find(cells[columns.image])
-            own = (
-                cells[columns.split]
-                if columns.split is not None and columns.split < len(cells)
-                else split
+            row_split = split
+            if columns.split is not None and columns.split < len(cells):
+                row_split = cells[columns.split]
+            if isinstance(image, ImageFile):
+                row_split = listed.get(image.path.name, row_split)
+            for index in columns.captions:
+                if index >= len(cells):
+                    collector.skip(where, f"there is no {columns.names[index]}")
+                    continue
+                for caption in several(cells[index]):
+                    collector.add(image, caption, row_split, where)
+        collector.columns[columns.used] += len(collector) - images_before
+
+        name = SEPARATOR_NAMES.get(separator, repr(separator))
+        notes = [f"separated by {name}", *columns.repeated_names(), *lines.notes()]
+        if not columns.has_header:
+            notes.append("no header")
+        if listed:
+            notes.append("splits from the lists beside it")
+        if joined_captions:
+            notes.append(
+                f"{joined_captions:,} captions have an unquoted {name} and were joined again"
             )
-            if listed and not isinstance(image, str):
-                own = listed.get(image.path.name, own)
-            for column in columns.captions:
-                if column < len(cells):
-                    for caption in several(cells[column]):
-                        collector.add(image, caption, own, where)
-                else:
-                    collector.skip(where, f"there is no {columns.names[column]}")
-        word = next(
-            (word for word, sign in SEPARATORS.items() if sign == separator), repr(separator)
-        )
-        notes = [
-            f"{columns.summary()}, separated by {word}",
-            *([] if columns.header else ["no header"]),
-            *(["splits from the lists beside it"] if listed else []),
-            *lines.notes(),
-        ]
-        if spilled:
-            notes.append(f"{spilled:,} captions have an unquoted {word} and were joined again")
         return "; ".join(notes)
 
     def is_table(self, path: Path, root: Path, config: DataConfig) -> bool:
         try:
-            _understand(path, candidate_folders(path, root, config), config)
+            choose_layout(path, candidate_folders(path, root, config), config)
         except NotATable:
             return False
         return True
 
 
-def _names_image(cells: list[str], columns: Columns) -> bool:
+def fit_to_width(cells: list[str], columns: Columns, separator: str) -> bool:
+    """Remove empty cells at the end of a row that is too long, and join a caption that was split.
+
+    Spreadsheets fill up rows with empty cells. An unquoted caption may contain the separator. Returns whether a
+    caption was joined.
+    """
+    width = len(columns.names)
+    while len(cells) > width and not cells[-1].strip():
+        cells.pop()
+    extra = len(cells) - width
+    if extra <= 0 or len(columns.captions) != 1:
+        return False
+    (first,) = columns.captions
+    cells[first : first + extra + 1] = [separator.join(cells[first : first + extra + 1])]
+    return True
+
+
+def is_row(cells: list[str], columns: Columns) -> bool:
+    """Return whether some cells are a row, because they name an image."""
     if len(cells) < 2 or len(cells) <= columns.image:
         return False
     name = cells[columns.image].strip(' "')
-    return is_image(name) if columns.endings else not isinstance(columns.folder.find(name), str)
+    return is_image(name) or isinstance(columns.folder.find(name), ImageFile)
 
 
 def listed_splits(path: Path) -> dict[str, str]:
@@ -168,7 +178,7 @@ def _quoted(
             unfinished = "unexpected end" in str(error)
         except StopIteration:
             return [text], used
-        if not unfinished or used >= MOST_LINES:
+        if not unfinished or used >= MAX_QUOTED_LINES:
             break
         if used == len(waiting):
             more = next(source, None)
@@ -186,24 +196,19 @@ def _quoted(
         return line.rstrip("\r\n").split(separator), 0
 
 
-def _understand(path: Path, folders: list[ImageFinder], config: DataConfig) -> tuple[str, Columns]:
-    """The separator and the columns of a table, from its first rows."""
-    if config.separator != AUTO:
-        signs = [_WORDS.get(config.separator.lower(), config.separator)]
-        if len(signs[0]) != 1 or signs[0] in '"\r\n':
-            raise DataError(
-                f"data.separator must be one character, not {config.separator!r}.", hint="tab or ;"
-            )
-    else:
-        signs = sorted(
-            SEPARATORS.values(),
-            key=lambda sign: sign != "\t" if path.suffix.lower() == ".tsv" else 0,
-        )
-    lines = list(islice(Lines(path), SAMPLE))
-    options: list[tuple[float, str, Columns]] = []
+def choose_layout(
+    path: Path, folders: list[ImageFinder], config: DataConfig
+) -> tuple[str, Columns]:
+    """Return the separator and the columns of a table, chosen from its first rows.
+
+    Prefers the separator with most images that are there, then the one with most rows of one width.
+    """
+    lines = list(islice(Lines(path), SAMPLE_ROWS))
+    best: tuple[float, float] | None = None
+    chosen: tuple[str, Columns] | None = None
     fault: NotATable | None = None
-    for sign in signs:
-        rows = [cells for _, cells in split_cells(lines, sign)]
+    for separator in candidate_separators(path, config):
+        rows = [cells for _, cells in split_cells(lines, separator)]
         if not rows:
             raise NotATable(
                 f"{path.name} is empty.", hint="a table with an image and a caption a line"
@@ -211,21 +216,33 @@ def _understand(path: Path, folders: list[ImageFinder], config: DataConfig) -> t
         wide = [row for row in rows if len(row) > 1]
         if config.separator == AUTO and len(wide) < len(rows) / 2:
             continue
-        widths = sorted(len(row) for row in rows)
-        usual = widths[len(widths) // 2]
-        even = sum(width == usual for width in widths) / len(widths)
         try:
-            columns = guess_columns(wide or rows, folders, config, path.name)
+            columns = choose_columns(wide or rows, folders, config, path.name)
         except NotATable as error:
             fault = fault or error
             continue
-        options.append((columns.sure + 2 * even, sign, columns))
-    if options:
-        best = max(options, key=lambda option: option[0])
-        return best[1], best[2]
-    if fault:
-        raise fault
-    raise NotATable(
+        ((_, rows_of_one_width),) = Counter(map(len, rows)).most_common(1)
+        fit = columns.file_share, rows_of_one_width / len(rows)
+        if best is None or fit > best:
+            best, chosen = fit, (separator, columns)
+    if chosen:
+        return chosen
+    raise fault or NotATable(
         f"{path.name} is no table of images and captions: its lines have one column under every separator.",
         hint="an image and a caption a line, or --set data.separator=CHARACTER",
     )
+
+
+def candidate_separators(path: Path, config: DataConfig) -> list[str]:
+    """Return the separator of the settings, or all common ones with the likeliest first."""
+    if config.separator == AUTO:
+        common = list(SEPARATOR_NAMES)
+        if path.suffix.lower() == ".tsv":
+            common.sort(key=lambda separator: separator != "\t")
+        return common
+    separator = SEPARATOR_WORDS.get(config.separator.lower(), config.separator)
+    if len(separator) != 1 or separator in '"\r\n':
+        raise DataError(
+            f"data.separator must be one character, not {config.separator!r}.", hint="tab or ;"
+        )
+    return [separator]

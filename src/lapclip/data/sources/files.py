@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lapclip.config import DataConfig
+from lapclip.data.columns import NotATable
 from lapclip.data.find_images import LINK_OUTSIDE, is_image, plain_file, walk
-from lapclip.data.guess_columns import NotATable
 from lapclip.data.sources.registry import (
     FORMATS,
     FileFormat,

@@ -9,14 +9,14 @@ import json
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from lapclip.config import DataConfig
+from lapclip.data.columns import SAMPLE_ROWS, NotATable, choose_named_columns
 from lapclip.data.find_images import ImageFinder, best_folder, candidate_folders, is_image
-from lapclip.data.guess_columns import NotATable, guess_named
-from lapclip.data.sources.csv_tables import SAMPLE, several
+from lapclip.data.sources.csv_tables import several
 from lapclip.data.sources.files import Lines, decode
 from lapclip.data.sources.registry import (
     FileFormat,
@@ -26,7 +26,7 @@ from lapclip.data.sources.registry import (
     TableFormat,
     register,
 )
-from lapclip.data.table import ImageFile, RowCollector
+from lapclip.data.table import ImageFile, RowCollector, StoredImage
 from lapclip.paths import parse_json, read_bytes
 
 
@@ -55,28 +55,24 @@ Record = tuple[str, Any]
 def read_json_lines(
     path: Path, root: Path, config: DataConfig, collector: RowCollector, split: str = ""
 ) -> str:
-    """Collect the rows of a file with a JSON object a line. Returns what was guessed, for the user."""
+    """Collect the rows of a file with a JSON object a line. Return its form and encoding, for the user."""
     lines = Lines(path)
-    how = add_records(path, root, config, collector, lambda: _parsed(path.name, lines), split)
-    return "; ".join([how, *lines.notes()])
+    add_records(path, root, config, collector, lambda: parse_lines(path.name, lines), split)
+    return "; ".join(["JSON lines", *lines.notes()])
 
 
-def _parsed(name: str, lines: Lines) -> Iterator[Record]:
+def parse_lines(name: str, lines: Lines) -> Iterator[Record]:
+    """Yield the object or the fault of each line that is not blank."""
     for number, line in lines:
         if not line.strip():
             continue
-        where = f"{name} line {number}"
         try:
-            yield where, json.loads(line)
+            item = json.loads(line)
         except (ValueError, RecursionError):
-            yield (
-                where,
-                Fault(
-                    "the line is too long to be a row"
-                    if number in lines.cut
-                    else "not a line of JSON"
-                ),
-            )
+            item = Fault("not a line of JSON")
+            if number in lines.cut:
+                item = Fault("the line is too long to be a row")
+        yield f"{name} line {number}", item
 
 
 def add_records(
@@ -86,38 +82,56 @@ def add_records(
     collector: RowCollector,
     records: Callable[[], Iterable[Record]],
     split: str = "",
-) -> str:
-    """Collect objects that each name an image and its captions. `records` gives a fresh iterator over them."""
-    sample = [found for _, found in islice(records(), SAMPLE) if isinstance(found, dict)]
+) -> None:
+    """Collect objects that each name an image and its captions.
+
+    `records` returns a new iterator over the objects: the first of them choose the keys to read.
+    """
+    sample = [item for _, item in islice(records(), SAMPLE_ROWS) if isinstance(item, dict)]
     if not sample:
         raise NotATable(
             f"{path.name} has no JSON objects in its first rows.",
             hint='lines such as {"file_name": "a.jpg", "text": "a dog"}',
         )
-    names = list(dict.fromkeys(key for found in sample for key in found))
-    rows = [[flat(found.get(name)) for name in names] for found in sample]
-    columns = guess_named(names, rows, candidate_folders(path, root, config), config, path.name)
-    name_key, split_key = (
-        names[columns.image],
-        None if columns.split is None else names[columns.split],
-    )
-    for where, found in records():
-        if not isinstance(found, dict):
-            collector.skip(where, found if isinstance(found, Fault) else "not a JSON object")
+    names = list(dict.fromkeys(chain.from_iterable(sample)))
+    rows = [[flat(item.get(name)) for name in names] for item in sample]
+    folders = candidate_folders(path, root, config)
+    columns = choose_named_columns(names, rows, folders, config, path.name)
+    used = columns.used
+    images_before = len(collector)
+    for where, item in records():
+        if not isinstance(item, dict):
+            why = item if isinstance(item, Fault) else "not a JSON object"
+            collector.skip(where, why)
             continue
-        name = found.get(name_key)
+        name = item.get(used.images)
         if isinstance(name, int) and not isinstance(name, bool) and abs(name) < 10**18:
             name = str(name)
-        image = columns.folder.find(name) if isinstance(name, str) else f"{name_key} is no text"
-        own = found.get(split_key) if split_key else None
-        own = own if isinstance(own, str) else split
-        for column in columns.captions:
-            for caption in captions_in(found.get(names[column])):
-                if isinstance(caption, str):
-                    collector.add(image, caption, own, where)
-                else:
-                    collector.skip(where, f"{names[column]} is no text")
-    return columns.summary()
+        image = f"{used.images} is no text"
+        if isinstance(name, str):
+            image = columns.folder.find(name)
+        row_split = item.get(used.split)
+        if not isinstance(row_split, str):
+            row_split = split
+        for key in used.captions:
+            add_captions(collector, image, item.get(key), row_split, where, f"{key} is no text")
+    collector.columns[used] += len(collector) - images_before
+
+
+def add_captions(
+    collector: RowCollector,
+    image: StoredImage | str,
+    value: Any,
+    split: str,
+    where: str,
+    fault: str = "no caption",
+) -> None:
+    """Collect the captions that a JSON value holds. `fault` is the reason to skip what is none."""
+    for caption in captions_in(value):
+        if caption is None:
+            collector.skip(where, fault)
+        else:
+            collector.add(image, caption, split, where)
 
 
 def captions_in(value: Any) -> Iterable[str | None]:
@@ -179,13 +193,13 @@ class JsonAnnotations(FileFormat):
 
     def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
         ((path, split),) = files.paths()
-        return ", ".join(read_annotations(path, files.root, config, collector, split))
+        return read_annotations(path, files.root, config, collector, split)
 
 
 def read_annotations(
     path: Path, root: Path, config: DataConfig, collector: RowCollector, split: str = ""
-) -> tuple[str, str]:
-    """Collect the rows of a JSON file. Returns its form and what was guessed, for the user."""
+) -> str:
+    """Collect the rows of a JSON file. Return its form and where its images are, for the user."""
     try:
         content = parse_json(decode(read_bytes(path)))
     except OSError as error:
@@ -193,14 +207,15 @@ def read_annotations(
         raise NotATable(why, hint="the same as JSON lines, which may be larger") from None
     except ValueError as error:
         if "Extra data" in str(error):  # an object a line, under the ending of a single object
-            return "JSON lines", read_json_lines(path, root, config, collector, split)
+            return read_json_lines(path, root, config, collector, split)
         raise NotATable(f"{path.name} is not JSON that can be read: {str(error)[:120]}.") from None
     kind = _kind(content)
     if kind == "list":
         records = [
             (f"{path.name} entry {number}", found) for number, found in enumerate(content, 1)
         ]
-        return KINDS[kind], add_records(path, root, config, collector, lambda: iter(records), split)
+        add_records(path, root, config, collector, lambda: iter(records), split)
+        return KINDS[kind]
     folders = candidate_folders(path, root, config)
     if kind == "coco":
         how = _coco(content, folders, collector, path.name, split)
@@ -213,7 +228,7 @@ def read_annotations(
             f"{path.name} is JSON, but none of the forms that hold captions: {_shape(content)}.",
             hint="COCO captions (images and annotations), Karpathy splits, or a list of objects with a file_name",
         )
-    return KINDS[kind], how
+    return f"{KINDS[kind]}, {how}"
 
 
 def _kind(content: Any) -> str:
@@ -300,11 +315,8 @@ def _karpathy(
         found = [folder.find(path) for path in paths]
         chosen = next((option for option in found if isinstance(option, ImageFile)), found[0])
         own = image.get("split")
-        for caption in captions_in(image.get("sentences")):
-            if isinstance(caption, str):
-                collector.add(chosen, caption, own if isinstance(own, str) else split, where)
-            else:
-                collector.skip(where, "no caption")
+        image_split = own if isinstance(own, str) else split
+        add_captions(collector, chosen, image.get("sentences"), image_split, where)
     return f"images in {_shown(folder)}, the file's own splits"
 
 
@@ -322,11 +334,7 @@ def _by_name(
     """A caption or a list of them for each name of an image."""
     folder, _ = best_folder(folders, list(content)[:64])
     for key, value in content.items():
-        for caption in captions_in(value):
-            if isinstance(caption, str):
-                collector.add(folder.find(key), caption, split, f"{name} {key[:80]}")
-            else:
-                collector.skip(f"{name} {key[:80]}", "no caption")
+        add_captions(collector, folder.find(key), value, split, f"{name} {key[:80]}")
     return f"images in {_shown(folder)}"
 
 

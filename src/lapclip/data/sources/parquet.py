@@ -8,15 +8,20 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from lapclip.config import AUTO, DataConfig
-from lapclip.data.guess_columns import caption_columns, split_column
-from lapclip.data.sources.csv_tables import SAMPLE
-from lapclip.data.sources.json_files import add_records, captions_in, flat
+from lapclip.data.columns import (
+    SAMPLE_ROWS,
+    choose_caption_columns,
+    choose_split_column,
+    split_into_columns,
+)
+from lapclip.data.sources.json_files import add_captions, add_records, flat
 from lapclip.data.sources.registry import FileFormat, Files, Form, Specificity, register
-from lapclip.data.table import RowCollector, file_stamp
+from lapclip.data.table import RowCollector, UsedColumns, file_stamp
 from lapclip.errors import DataError, LapclipError, first_line
 from lapclip.paths import check_size
 from lapclip.suggest import install
@@ -45,10 +50,9 @@ class ParquetFiles(FileFormat):
         yield Form(Specificity.PARQUET, others, format=self)
 
     def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
-        how = ""
         for path, split in files.paths():
             try:
-                how = _read_file(path, files.root, config, collector, split)
+                _read_file(path, files.root, config, collector, split)
             except LapclipError:
                 raise
             except Exception as error:  # whatever pyarrow stumbles on
@@ -57,7 +61,7 @@ class ParquetFiles(FileFormat):
                         f"{path.name} cannot be read as parquet: {first_line(error)}."
                     ) from None
                 collector.skip(path.name, f"cannot be read: {first_line(error)}")
-        return how
+        return "Parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,41 +93,50 @@ class ImageInCell:
 
 def _read_file(
     path: Path, root: Path, config: DataConfig, collector: RowCollector, split: str
-) -> str:
+) -> None:
     with _opened(path) as file:
         schema = file.schema_arrow
         image = _image_column(schema, config)
-        names = [name for name in schema.names if name != image]
         if image is None:
-            return add_records(
+            add_records(
                 path, root, config, collector, lambda: _records(path, file, schema.names), split
             )
-        names = [name for name in names if not _holds_bytes(schema.field(name).type)]
-        first = next(file.iter_batches(SAMPLE, columns=names), None)
-        sample = first.to_pylist() if first else []
-        cells = [[flat(row.get(name)) for row in sample] for name in names]
-        split_at = split_column(names, cells, -1, config, path.name)
-        captions, _ = caption_columns(names, cells, {split_at}, config, path.name)
-        caption_names = [names[each] for each in captions]
-        split_name = None if split_at is None else names[split_at]
-        shown, number = path.name if path.parent == root else path.relative_to(root).as_posix(), 0
+            return
+        used = _choose_columns(path, file, image, config)
+        wanted = list(used.captions)
+        if used.split is not None:
+            wanted.append(used.split)
+        images_before, number = len(collector), 0
         for group in range(file.num_row_groups):
-            wanted = [*caption_names, *([split_name] if split_name else [])]
             batches = file.iter_batches(BATCH, row_groups=[group], columns=wanted)
-            for row, values in enumerate(row for batch in batches for row in batch.to_pylist()):
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+            for index, row in enumerate(rows):
                 number += 1
-                cell = ImageInCell(path, image, group, row, f"{shown}:{number}")
-                own = values.get(split_name) if split_name else None
-                for name in caption_names:
-                    for caption in captions_in(values.get(name)):
-                        if isinstance(caption, str):
-                            collector.add(
-                                cell, caption, own if isinstance(own, str) else split, cell.name
-                            )
-                        else:
-                            collector.skip(cell.name, f"{name} is no text")
-    where = f", splits in {split_name}" if split_name else ""
-    return f"images in {image}, captions in {', '.join(caption_names)}{where}"
+                name = f"{path.relative_to(root).as_posix()}:{number}"
+                cell = ImageInCell(path, image, group, index, name)
+                row_split = row.get(used.split)
+                if not isinstance(row_split, str):
+                    row_split = split
+                for key in used.captions:
+                    add_captions(
+                        collector, cell, row.get(key), row_split, name, f"{key} is no text"
+                    )
+        collector.columns[used] += len(collector) - images_before
+
+
+def _choose_columns(path: Path, file: Any, image: str, config: DataConfig) -> UsedColumns:
+    """Choose the columns of captions and splits of a file that holds the bytes of its images."""
+    schema = file.schema_arrow
+    names = [name for name in schema.names if not _holds_bytes(schema.field(name).type)]
+    first = next(file.iter_batches(SAMPLE_ROWS, columns=names), None)
+    sample = first.to_pylist() if first else []
+    rows = [[flat(row.get(name)) for name in names] for row in sample]
+    columns = split_into_columns(names, rows)
+    split = choose_split_column(columns, None, config, path.name)
+    captions = choose_caption_columns(columns, [split], config, path.name)
+    caption_names = tuple(column.name for column in captions)
+    split_name = None if split is None else split.name
+    return UsedColumns(image, caption_names, split_name, contents="images")
 
 
 def _records(path: Path, file: Any, names: list[str]) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from lapclip.config import DataConfig
-from lapclip.data.guess_columns import NotATable
+from lapclip.data.columns import NotATable
 from lapclip.data.splits import split_named
 from lapclip.data.table import RowCollector, Table, count_for_training
 

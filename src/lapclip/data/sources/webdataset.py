@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.config import AUTO, DataConfig
+from lapclip.data.columns import CAPTION_NAMES, SPLIT_NAMES
 from lapclip.data.find_images import ENDINGS
-from lapclip.data.guess_columns import CAPTIONS, SPLITS
 from lapclip.data.sources.files import decode
 from lapclip.data.sources.json_files import captions_in
 from lapclip.data.sources.registry import FileFormat, Files, Form, Specificity, register
@@ -165,7 +165,7 @@ def _captions(
     own = next(
         (
             fields[key]
-            for key in _asked(config.split_column, SPLITS)
+            for key in _asked(config.split_column, SPLIT_NAMES)
             if isinstance(fields.get(key), str)
         ),
         "",
@@ -175,7 +175,7 @@ def _captions(
         lines = [line for line in decode(texts["txt"]).splitlines() if line.strip()]
         if lines:
             return lines, own
-    for key in _asked(config.caption_column, CAPTIONS):
+    for key in _asked(config.caption_column, CAPTION_NAMES):
         captions = [text for text in captions_in(fields.get(key)) if text]
         if captions:
             keys[f"{key} of .json"] = 0

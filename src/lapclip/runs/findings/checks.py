@@ -81,8 +81,8 @@ class Surroundings:
         return tune_command(self.settings)
 
     def check_data(self) -> str:
-        """The command that checks its images and captions."""
-        return data_command("check", self.settings)
+        """Return the command that checks its images and captions, and writes a page with some of them."""
+        return f"{data_command('check', self.settings)} --page pairs.html"
 
     def train_gentler(self, summary: Summary) -> str:
         """The command for another run with a lower learning rate, or with a usual one where it was far off."""

@@ -38,7 +38,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from lapclip.data.decode import decode, read_header
+from lapclip.data.decode import decode
 from lapclip.errors import DataError, LapclipError, SearchError
 from lapclip.machine.facts import logical_cores
 from lapclip.paths import digest_of_bytes, read_bytes
@@ -236,9 +236,7 @@ class Questions:
 
     def remember(self, data: bytes) -> str:
         """Remember an image to search by. Raises DataError where it is none."""
-        header = read_header(data)
-        with header.turn(ASKED_SIDE):
-            image = shrunk(decode(header, ASKED_SIDE).image, ASKED_SIDE)
+        image = shrunk(decode(data, ASKED_SIDE).image, ASKED_SIDE)
         name = digest_of_bytes(data)[:24]
         self._asked[name] = AskedImage(image, as_jpeg(shrunk(image)))
         self._asked.move_to_end(name)

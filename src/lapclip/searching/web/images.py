@@ -74,9 +74,7 @@ class Images:
         if data is None:
             return None
         try:
-            header = read_header(data)
-            with header.turn(SHORT_SIDE):
-                made = as_jpeg(shrunk(decode(header, SHORT_SIDE).image))
+            made = as_jpeg(shrunk(decode(data, SHORT_SIDE).image))
         except DataError:
             return None
         with contextlib.suppress(OSError):  # a full disk: it is made again the next time
@@ -95,11 +93,8 @@ class Images:
             header = read_header(data)
             if kind := BROWSERS_READ.get(header.image.format or ""):
                 return Sent(data, kind)
-            with header.turn():
-                return Sent(
-                    as_jpeg(shrunk(decode(header).image, WHOLE_SIDE, WHOLE_SIDE), quality=90),
-                    "image/jpeg",
-                )
+            image = shrunk(decode(header).image, WHOLE_SIDE, WHOLE_SIDE)
+            return Sent(as_jpeg(image, quality=90), "image/jpeg")
         except DataError:
             return None
 
