@@ -43,3 +43,17 @@ def test_data_that_is_not_there_is_the_users_input(here: Path) -> None:
     assert done.returncode == 2
     assert "nowhere" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_check_writes_a_page_and_leaves_the_users_own_files_alone(here: Path) -> None:
+    odd_folder(here)
+    words = ["data", "check", ".", "--recipe", "first-run", *TINY, "--page", "pairs.html"]
+    done = lapclip(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["page"] == "pairs.html"
+    assert "Random pairs" in (here / "pairs.html").read_text(encoding="utf-8")
+    (here / "pairs.html").write_text("my own page")
+    done = lapclip(*words)
+    assert done.returncode == 2
+    assert "was not written by lapclip" in done.stderr
+    assert "--page with another file" in done.stderr

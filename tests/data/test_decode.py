@@ -396,7 +396,7 @@ def png_that_claims(width: int, height: int) -> bytes:
         (10_000, 10_000, "more than 89 million pixels: 10,000 x 10,000"),
         (20_000, 10_000, "more than 89 million pixels"),
         (2**31 - 1, 1, "more than 89 million pixels"),
-        (0, 5, "no pixels|damaged"),
+        (0, 5, "not an image"),
     ],
 )
 def test_one_limit_of_pixels_holds_for_every_file(width: int, height: int, refusal: str) -> None:

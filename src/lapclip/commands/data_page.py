@@ -37,12 +37,13 @@ def random_pairs(data: CheckedData) -> Gallery:
     """Return random images, each with one of its captions. The same data always gives the same pairs."""
     draw = generator(0, "pairs on the page of a data check")
     count = min(RANDOM_PAIRS, len(data.usable))
-    pairs = []
+    images = []
     for index in sorted(draw.choice(len(data.usable), count, replace=False).tolist()):
         row = data.table.rows[data.usable[index]]
         caption = row.captions[draw.integers(len(row.captions))]
-        pairs.append((caption[:MAX_CAPTION_LENGTH], [show_image(row)]))
-    return Gallery(f"{count} random pairs", "Does each caption belong to its image?", pairs)
+        images.append(show_image(row, f"{caption[:MAX_CAPTION_LENGTH]} ({row.image.name})"))
+    title = f"{count} of {len(data.usable):,} images"
+    return Gallery(title, "Does each caption belong to its image?", [("", images)])
 
 
 def finding_gallery(data: CheckedData, finding: Finding) -> Gallery:
@@ -54,17 +55,17 @@ def finding_gallery(data: CheckedData, finding: Finding) -> Gallery:
 def example_images(data: CheckedData, example: Example) -> tuple[str, list[ReportImage]]:
     """Return the text of an example and its first images."""
     rows = [data.table.rows[index] for index in example.rows[:MAX_EXAMPLE_IMAGES]]
-    return example.text[:MAX_CAPTION_LENGTH], [show_image(row) for row in rows]
+    images = [show_image(row, row.image.name) for row in rows]
+    return example.text[:MAX_CAPTION_LENGTH], images
 
 
-def show_image(row: Row) -> ReportImage:
-    """Return a small JPEG of an image with its name. An image that cannot be read has its name alone."""
-    name = printable(row.image.name)
+def show_image(row: Row, text: str) -> ReportImage:
+    """Return a small JPEG of an image with a text. An image that cannot be read has its text alone."""
     try:
         image = decode(row.image.read(), THUMBNAIL_SIDE).image
     except (DataError, OSError, MemoryError):
-        return ReportImage(b"", name)
+        return ReportImage(b"", printable(text))
     image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     file = io.BytesIO()
     image.save(file, "JPEG", quality=80)
-    return ReportImage(file.getvalue(), name)
+    return ReportImage(file.getvalue(), printable(text))
