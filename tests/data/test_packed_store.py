@@ -105,7 +105,7 @@ def test_one_thread_and_many_write_the_same_store(
         with ThreadPoolExecutor(threads) as pool:
             monkeypatch.setattr(packed, "decoding_threads", lambda pool=pool: pool)
             packs(images, tmp_path / str(threads), fit=WHOLE)
-    for name in (INDEX, "pixels-1.bin"):
+    for name in (INDEX, "pixels.bin"):
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "7" / name).read_bytes()
 
 
@@ -170,7 +170,7 @@ def test_the_same_bytes_under_two_names_share_a_row(images: list[ImageFile], fol
     store, _ = packs(images, folder)
     assert store.entries[7].row == store.entries[2].row
     assert store.entries[7].digest == store.entries[2].digest
-    assert (folder / "pixels-1.bin").stat().st_size == 11 * SIDE * SIDE * 3
+    assert (folder / "pixels.bin").stat().st_size == 11 * SIDE * SIDE * 3
 
 
 def test_a_line_that_is_not_whole_costs_that_line_only(
@@ -179,7 +179,7 @@ def test_a_line_that_is_not_whole_costs_that_line_only(
     expected = np.array(packs(images, folder)[0].pixels()[:])
     index = folder / INDEX
     index.write_bytes(index.read_bytes()[:-9])
-    with open(folder / "pixels-1.bin", "ab") as file:
+    with open(folder / "pixels.bin", "ab") as file:
         file.write(b"half an image")
     store, decoded = packs(images, folder)
     assert decoded == 1
@@ -193,7 +193,7 @@ def test_a_damaged_store_is_made_again(what: str, images: list[ImageFile], folde
     if what == "index":
         (folder / INDEX).write_bytes(b"\xff\xfe not json \n" * 5)
     elif what == "pixels":
-        (folder / "pixels-1.bin").write_bytes(bytes(3 * SIDE * SIDE * 3))
+        (folder / "pixels.bin").write_bytes(bytes(3 * SIDE * SIDE * 3))
     else:
         (folder / INDEX).write_text('{"pixels": "../../elsewhere.bin"}\n')
     store, decoded = packs(images, folder)
@@ -202,28 +202,9 @@ def test_a_damaged_store_is_made_again(what: str, images: list[ImageFile], folde
         assert np.array_equal(store.pixels()[:], expected)
 
 
-def test_a_store_that_is_mostly_unused_is_rebuilt(
-    images: list[ImageFile], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packed, "SPARE_ROWS", 4)
-    few = images[:3]
-    few[1].path.write_bytes(b"broken")
-    for version in range(4):  # each leaves behind the rows of the one before
-        for at in (0, 2):
-            draw(few[at].path, 100 * version + at)
-        packs(few, folder)
-    assert [path.name for path in folder.glob("pixels-*")] == ["pixels-2.bin"]
-    assert (folder / "pixels-2.bin").stat().st_size == 2 * SIDE * SIDE * 3
-    expected = np.stack([middle_square(few[at].path, SIDE) for at in (0, 2)])
-    store, decoded = packs(few, folder)
-    assert decoded == 0
-    assert np.array_equal(store.pixels()[:], expected)
-
-
 def test_using_a_few_images_keeps_those_of_other_splits(
-    images: list[ImageFile], folder: Path, monkeypatch: pytest.MonkeyPatch
+    images: list[ImageFile], folder: Path
 ) -> None:
-    monkeypatch.setattr(packed, "SPARE_ROWS", 4)
     packs(images, folder)
     packs(images[:2], folder)
     assert packs(images, folder)[1] == 0
@@ -452,7 +433,7 @@ def test_streamed_images_are_the_packed_ones(
 ) -> None:
     images[4].path.write_bytes(b"broken")
     looked, stream = streamed(images, folder)
-    assert not (folder / "pixels-1.bin").exists() or (folder / "pixels-1.bin").stat().st_size == 0
+    assert not (folder / "pixels.bin").exists() or (folder / "pixels.bin").stat().st_size == 0
     store = pack(images, tmp_path / "other", SIDE, WHOLE)
     assert looked.usable == store.usable
     assert looked.skipped == store.skipped

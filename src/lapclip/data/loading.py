@@ -23,6 +23,7 @@ from lapclip.data.packed_store import (
     MIDDLE,
     SIGNATURE,
     WHOLE,
+    Packed,
     pack,
     prepare,
     room_left,
@@ -203,8 +204,7 @@ def load_to_score(
     packed = pack(images, use_store(_source_key(config), view, MIDDLE), view, MIDDLE, progress)
     check_broken(config, table, packed.skipped)
     skipped = [*table.skipped, *packed.skipped]
-    used = {chosen[own]: entry for own, entry in zip(packed.usable, packed.entries, strict=True)}
-    pairs = _pairs(table, used, packed.pixels())
+    pairs = _pairs(table, _by_row(chosen, packed), packed.pixels())
     return pairs, [note for note in (table.how, left_out(skipped)) if note]
 
 
@@ -214,115 +214,111 @@ def load_data(
     progress: DataProgress | None = None,
     table: Table | None = None,
 ) -> DataSet:
-    """The data a run learns from and is scored on, its images ready for a model that sees them so.
+    """Load the data that a run learns from and is scored on, its images ready for a model with that view.
 
-    Training images stay whole, to be cropped; those of other splits are cut to the middle that the model sees. `table`
-    is there where the data was read already.
+    Training images stay whole, to be cropped. Those of other splits are cut to the middle that the model sees. Pass
+    `table` if it was read already.
     """
-    view = as_view(view)
-    side, source = view.side, find_source(config.source)
+    view, source = as_view(view), find_source(config.source)
     if source.is_drawn:
         check_enough(config, source.count_images(config))
-        return source.draw(config, side, progress)
+        return source.draw(config, view.side, progress)
     table = table or source.read_table(config)
     check_table(config, table)
     signatures = read_signatures(config, table, progress)
-    unusable = [] if signatures is None else signatures.skipped
-    check_broken(config, table, unusable)
-    splits = split_rows(config, table.rows, signatures)
-    keys = signatures.keys if signatures else {}
-    if len(keys) > 1 and len(set(keys.values())) == 1 and are_drawn(table.rows):
-        raise DataError(
-            f"All {len(keys):,} images show the same, so none of them can be held out.",
-            hint="other images, or --set data.split_rule=name",
-        )
-    check_trainable(splits)
+    splits = _checked_splits(config, table, signatures)
     usable = range(len(splits)) if signatures is None else sorted(signatures.keys)
-    training = [at for at in usable if splits[at] == TRAIN]
-    held_out = sorted((at for at in usable if splits[at] != TRAIN), key=lambda at: splits[at])
+    training = [row for row in usable if splits[row] == TRAIN]
+    held_out = [row for row in usable if splits[row] != TRAIN]
+    held_out.sort(key=lambda row: splits[row])
 
-    whole = _whole_view(view)
-    folder, scored_folder = (
-        use_store(_source_key(config), whole, WHOLE),
-        use_store(_source_key(config), view, MIDDLE),
-    )
-    needed = room_needed(folder, len(training), whole.side) + room_needed(
-        scored_folder, len(held_out), side
-    )
-    streamed, why = _streams(config, needed, room_left(folder))
     images = [row.image for row in table.rows]
-    scored = pack([images[at] for at in held_out], scored_folder, view, MIDDLE, progress)
-    learnt = pack(
-        [images[at] for at in training], folder, whole, WHOLE, progress, store=not streamed
+    whole = _whole_view(view)
+    training_store = use_store(_source_key(config), whole, WHOLE)
+    scored_store = use_store(_source_key(config), view, MIDDLE)
+    needed = room_needed(training_store, len(training), whole.side)
+    needed += room_needed(scored_store, len(held_out), view.side)
+    streams, why_streams = _streams(config, needed, room_left(training_store))
+    scored = pack([images[row] for row in held_out], scored_store, view, MIDDLE, progress)
+    learned = pack(
+        [images[row] for row in training], training_store, whole, WHOLE, progress, store=not streams
     )
-    broken = [*unusable, *learnt.skipped, *scored.skipped]
+    broken = [*learned.skipped, *scored.skipped]
+    if signatures is not None:
+        broken = [*signatures.skipped, *broken]
     check_broken(config, table, broken)
 
-    hidden = {entry.digest for entry in scored.entries}
-    to_score = {
-        held_out[own]: entry for own, entry in zip(scored.usable, scored.entries, strict=True)
-    }
-    to_learn = {
-        training[own]: entry for own, entry in zip(learnt.usable, learnt.entries, strict=True)
-    }
-    twins = [at for at, entry in to_learn.items() if entry.digest in hidden]
-    for at in twins:
-        del to_learn[at]
+    to_score = _by_row(held_out, scored)
+    to_learn = _by_row(training, learned)
+    held_out_files = {entry.digest for entry in to_score.values()}
+    twins = [row for row, entry in to_learn.items() if entry.digest in held_out_files]
+    for row in twins:
+        del to_learn[row]
+    if streams:
+        digests = [entry.digest for entry in to_learn.values()]
+        pixels: Pixels = StreamedPixels([images[row] for row in to_learn], digests, whole)
+    else:
+        pixels = learned.pixels(to_learn.values())
+    aspects = np.array([entry.aspect for entry in to_learn.values()], dtype=np.float32)
+    if view.resize == "squash":  # the model never sees other proportions
+        aspects = np.ones_like(aspects)
 
-    found: dict[str, Pairs] = {}
+    loaded: dict[str, Pairs] = {}
     for split in dict.fromkeys(splits):
         if split == TRAIN:
-            pixels = (
-                StreamedPixels(
-                    [images[at] for at in to_learn],
-                    [entry.digest for entry in to_learn.values()],
-                    whole,
-                )
-                if streamed
-                else learnt.pixels(to_learn.values())
-            )
-            # A model that sees images squeezed has no other proportions to go back to.
-            squeezed = view.resize == "squash"
-            aspects = np.array(
-                [1 if squeezed else entry.aspect for entry in to_learn.values()], dtype=np.float32
-            )
-            found[split] = _pairs(table, to_learn, pixels, aspects, streamed)
+            loaded[split] = _pairs(table, to_learn, pixels, aspects, streams)
         else:
-            members = {at: entry for at, entry in to_score.items() if splits[at] == split}
-            found[split] = _pairs(table, members, scored.pixels(members.values()))
-    for split in (TRAIN, "val"):
-        if not len(found[split]):
+            members = {row: entry for row, entry in to_score.items() if splits[row] == split}
+            loaded[split] = _pairs(table, members, scored.pixels(members.values()))
+    empty = [split for split, pairs in loaded.items() if not len(pairs)]
+    for split in empty:
+        if split in (TRAIN, "val"):
             raise DataError(
                 f"No image of the split {split} can be used.",
                 hint=command("data", "check", config.source),
             )
-    # A split that turns out to be empty would fail a run at its very end, where the model is scored on it.
-    empty = [split for split, pairs in found.items() if not len(pairs)]
-    for split in empty:
-        del found[split]
+        del loaded[split]  # else a run would fail at its very end, when it is scored on the split
 
     used = to_learn | to_score
-    check_enough(config, count_for_training([table.rows[at] for at in used]))
-    how_split, note_on_copies = _about_splits(config, table, splits, signatures, used)
+    check_enough(config, count_for_training([table.rows[row] for row in used]))
+    how_split, note_on_copies = _describe_splits(config, table, splits, signatures, used)
     notes = [
         table.how,
         note_on_numbers(table.rows),
-        why,
+        why_streams,
         note_on_copies,
         left_out([*table.skipped, *broken]),
-        _left_out_twins([printable(images[at].name) for at in twins]),
-        *(
-            f"no image of the split {split} can be used, so nothing is scored on it"
-            for split in empty
-        ),
+        _left_out_twins([printable(images[row].name) for row in twins]),
     ]
+    for split in empty:
+        notes.append(f"no image of the split {split} can be used, so nothing is scored on it")
     return DataSet(
-        found,
+        loaded,
         _fingerprint(table.rows, splits, used),
         how_split=how_split,
         notes=[note for note in notes if note],
         classes=table.classes,
     )
+
+
+def _checked_splits(config: DataConfig, table: Table, signatures: Signatures | None) -> list[str]:
+    """Return the split of each row. Raises DataError if no run could train with them."""
+    splits = split_rows(config, table.rows, signatures)
+    if signatures is not None:
+        check_broken(config, table, signatures.skipped)
+        keys = list(signatures.keys.values())
+        if len(keys) > 1 and len(set(keys)) == 1 and are_drawn(table.rows):
+            raise DataError(
+                f"All {len(keys):,} images show the same, so none of them can be held out.",
+                hint="other images, or --set data.split_rule=name",
+            )
+    check_trainable(splits)
+    return splits
+
+
+def _by_row(rows: Sequence[int], packed: Packed) -> dict[int, Entry]:
+    """Return the entries of packed images by their rows in the table."""
+    return {rows[index]: entry for index, entry in zip(packed.usable, packed.entries, strict=True)}
 
 
 def _whole_view(view: View) -> View:
@@ -403,43 +399,43 @@ def left_out(skipped: Sequence[Skipped]) -> str:
     return f"left out {len(skipped):,}: {by_reason(skipped)}" if skipped else ""
 
 
-def _about_splits(
+def _describe_splits(
     config: DataConfig,
     table: Table,
     splits: Sequence[str],
     signatures: Signatures | None,
     used: Mapping[int, Entry],
 ) -> tuple[str, str]:
-    """How the splits of a run came about, for its settings, and what the user should know of copies, if anything."""
+    """Return how the splits came about, for `run.toml`, and a note on copies for the user, or ""."""
     drawn = are_drawn(table.rows)
     rule = f"drawn by {split_rule(config)}" if drawn else "the data's own"
     if signatures is None:
         return rule, ""
-    copies: dict[str, list[int]] = defaultdict(list)
-    for at in used:
-        copies[signatures.keys[at]].append(at)
-    several = [members for members in copies.values() if len(members) > 1]
-    count = f"{sum(map(len, several)):,} of {len(used):,} images have a copy, exact or near"
-    across = [members for members in several if len({splits[at] for at in members}) > 1]
+    rows_by_key: dict[str, list[int]] = defaultdict(list)
+    for row in used:
+        rows_by_key[signatures.keys[row]].append(row)
+    copies = [rows for rows in rows_by_key.values() if len(rows) > 1]
+    across = [rows for rows in copies if len({splits[row] for row in rows}) > 1]
+    count = f"{sum(map(len, copies)):,} of {len(used):,} images have a copy, exact or near"
     if across:
-        examples = [_name_one_of_each_split(table, splits, members) for members in across]
-        return f"{rule}; {count}, {len(across):,} of them in two splits", (
-            f"{counted(len(across), 'image')} in two splits of the data, exactly or nearly, so scores come out too "
-            f"good: {some(examples)}; lapclip data check shows more"
+        examples = some([_name_one_of_each_split(table, splits, rows) for rows in across])
+        note = (
+            f"{counted(len(across), 'image')} in two splits of the data, exactly or nearly, "
+            f"so scores come out too good: {examples}; lapclip data check shows more"
         )
-    if several and drawn:
-        return (
-            f"{rule}; {count}, all on one side",
-            f"{count}: splits are drawn by content, so each is on one side",
-        )
+        return f"{rule}; {count}, {len(across):,} of them in two splits", note
+    if copies and drawn:
+        note = f"{count}: splits are drawn by content, so each is on one side"
+        return f"{rule}; {count}, all on one side", note
     return rule, ""
 
 
-def _name_one_of_each_split(table: Table, splits: Sequence[str], members: Sequence[int]) -> str:
-    """Return the first of several copies of an image in each split that has one."""
+def _name_one_of_each_split(table: Table, splits: Sequence[str], rows: Sequence[int]) -> str:
+    """Return the names of some copies of an image: the first one in each split."""
     first: dict[str, str] = {}
-    for at in members:
-        first.setdefault(splits[at], f"{printable(table.rows[at].image.name)} ({splits[at]})")
+    for row in rows:
+        name = printable(table.rows[row].image.name)
+        first.setdefault(splits[row], f"{name} ({splits[row]})")
     return " = ".join(first.values())
 
 

@@ -33,7 +33,7 @@ from lapclip.data.decode import (
     decode,
     decoding_threads,
 )
-from lapclip.data.packed_index import NOT_STORED, Entry, PackedIndex, digest_of
+from lapclip.data.packed_index import NOT_STORED, PIXELS, Entry, PackedIndex, digest_of
 from lapclip.data.pixels import (
     RESIZING_VERSION,
     View,
@@ -60,8 +60,6 @@ SAVED_EVERY = 2.0
 """Seconds of work that a killed process loses."""
 MAX_PENDING = 64 * logical_cores()
 """Images that may be decoded ahead of what is written, so that threads go on while the disk is waited for."""
-SPARE_ROWS = 1000
-"""Rows that no image uses any more, from which on a store may be rebuilt, where they are most of it."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +105,14 @@ def use_store(source: str, view: View | int, fit: str) -> Path:
 
 def room_needed(folder: Path, count: int, side: int) -> int:
     """Bytes that packing so many images still takes, with what is there already."""
-    there = sum(path.stat().st_size for path in folder.glob("pixels-*.bin"))
-    return max(0, count * side * side * 3 - there)
+    return max(0, count * side * side * 3 - _stored_bytes(folder))
+
+
+def _stored_bytes(folder: Path) -> int:
+    """Return the bytes of the squares in a store."""
+    with suppress(FileNotFoundError):
+        return (folder / PIXELS).stat().st_size
+    return 0
 
 
 def store_bytes(training: int, held_out: int, side: int) -> int:
@@ -340,8 +344,6 @@ def _result(
         *skipped,
         *(Skipped(images[at].name, index.entries[images[at].name].broken) for at in broken),
     ]
-    if store:
-        _rebuild_if_sparse(index)
     entries = [index.entries[images[at].name] for at in usable]
     return Packed(_stored(index, side, store), usable, entries, skipped)
 
@@ -350,32 +352,6 @@ def _stored(index: PackedIndex, side: int, store: bool) -> np.ndarray:
     if not store or not index.rows:  # an empty file cannot be mapped
         return np.zeros((0, side, side, 3), np.uint8)
     return np.memmap(index.pixels, np.uint8, "r", shape=(index.rows, side, side, 3))
-
-
-def _rebuild_if_sparse(index: PackedIndex) -> None:
-    """Copy what is in use to a file of its own, where that is less than a quarter of the store. Images that are not
-    asked for now are in use as well: they may be those of another split."""
-    entries = list(index.entries.values())
-    rows = sorted({entry.row for entry in entries} - {NOT_STORED})
-    dead = index.rows - len(rows)
-    if dead < SPARE_ROWS or dead < 3 * len(rows):
-        return
-    new_rows = {row: at for at, row in enumerate(rows)}
-    target = index.next_pixels()
-    try:
-        with open(index.pixels, "rb") as old, open(target, "wb") as new:
-            for row in rows:
-                old.seek(row * index.row_bytes)
-                new.write(old.read(index.row_bytes))
-            new.flush()
-            os.fsync(new.fileno())
-    except OSError:  # no room for both: the sparse one serves as well
-        with suppress(OSError):
-            target.unlink()
-        return
-    index.replace(
-        target, [replace(entry, row=new_rows.get(entry.row, NOT_STORED)) for entry in entries]
-    )
 
 
 def _check_room(folder: Path, needed: int, can_stream: bool) -> None:
@@ -395,8 +371,7 @@ def _too_small(folder: Path, needed: int, free: int, can_stream: bool) -> DataEr
 
 def _cannot_write(folder: Path, needed: int, error: OSError, can_stream: bool) -> DataError:
     if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
-        there = sum(path.stat().st_size for path in folder.glob("pixels-*.bin"))
-        return _too_small(folder, max(0, needed - there), 0, can_stream)
+        return _too_small(folder, max(0, needed - _stored_bytes(folder)), 0, can_stream)
     return DataError(
         f"Cannot write images to {folder}: {error.strerror or error}.",
         hint="LAPCLIP_CACHE=FOLDER with a folder that can be written to and has room",

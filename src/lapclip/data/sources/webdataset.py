@@ -1,4 +1,4 @@
-"""WebDataset shards: tar files whose neighbouring members share a name, an image and its caption each."""
+"""WebDataset shards: tar files whose neighboring members share a name, an image and its caption each."""
 
 from __future__ import annotations
 
@@ -22,8 +22,17 @@ from lapclip.data.table import ImageInTar, RowCollector
 
 IMAGES = tuple(ending[1:] for ending in ENDINGS)
 TEXTS = ("txt", "json")
-MOST_TEXT = 1_000_000
-"""Bytes of a text beside an image; what is longer is no caption."""
+MAX_TEXT_BYTES = 1_000_000  # of a text beside an image; what is longer is no caption
+
+
+@dataclass
+class Sample:
+    """The images and texts of a shard that share a name."""
+
+    key: str
+    images: list[Member]
+    texts: dict[str, bytes]
+    """Contents by ending: "txt" or "json"."""
 
 
 @register
@@ -36,55 +45,46 @@ class TarShards(FileFormat):
     unit = "shards"
 
     def recognise(self, names: Sequence[str]) -> Iterable[Form]:
-        yield Form(
-            Specificity.SHARDS,
-            [name for name in names if name.lower().endswith(self.endings)],
-            format=self,
-        )
+        shards = [name for name in names if name.lower().endswith(self.endings)]
+        yield Form(Specificity.SHARDS, shards, format=self)
 
     def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
-        keys: dict[str, int] = {}
+        origins: dict[str, None] = {}
         for path, split in files.paths():
-            _read_shard(
-                path, path.relative_to(files.root).as_posix(), config, collector, split, keys
-            )
-        return f"captions in {', '.join(keys) or 'nothing'}"
+            shard = path.relative_to(files.root).as_posix()
+            for sample in read_samples(path, shard, collector):
+                origin = add_sample(sample, path, shard, split, config, collector)
+                if origin:
+                    origins[origin] = None
+        return f"captions in {', '.join(origins) or 'nothing'}"
 
 
-def _read_shard(
-    path: Path,
-    name: str,
-    config: DataConfig,
-    collector: RowCollector,
-    split: str,
-    keys: dict[str, int],
-) -> None:
+def read_samples(path: Path, shard: str, collector: RowCollector) -> Iterator[Sample]:
+    """Yield the samples of a shard. Neighbors up to the first point of their name belong together."""
     try:
         file = open(path, "rb")  # noqa: SIM115
     except OSError as error:
-        return collector.skip(name, f"cannot be read: {error.strerror or error}")
+        collector.skip(shard, f"cannot be read: {error.strerror or error}")
+        return
     with file:
-        for _, group in itertools.groupby(
-            _usable(path, name, collector), key=lambda member: _up_to_point(member.name)
-        ):
-            pairs: dict[str, tuple[list[Member], dict[str, bytes]]] = {}
-            for member in group:
-                key, ending = _key(member.name)
+        usable = usable_members(path, shard, collector)
+        for _, neighbors in itertools.groupby(usable, key=lambda member: first_stem(member.name)):
+            samples: dict[str, Sample] = {}
+            for member in neighbors:
+                key, ending = split_name(member.name)
                 if ending not in (*IMAGES, *TEXTS):
                     continue
-                images, texts = pairs.setdefault(key, ([], {}))
+                sample = samples.setdefault(key, Sample(key, [], {}))
                 if ending in IMAGES:
-                    images.append(member)
-                elif member.size <= MOST_TEXT or ending == "json":
+                    sample.images.append(member)
+                elif member.size <= MAX_TEXT_BYTES or ending == "json":
                     file.seek(member.offset)
-                    texts[ending] = file.read(min(member.size, MOST_TEXT + 1))
-            for key, (images, texts) in pairs.items():
-                _add_group(path, name, key, images, texts, config, collector, split, keys)
-    return None
+                    sample.texts[ending] = file.read(min(member.size, MAX_TEXT_BYTES + 1))
+            yield from samples.values()
 
 
-def _usable(path: Path, shard: str, collector: RowCollector) -> Iterator[Member]:
-    """The members that can be read; the others are named and left out. Damage ends the shard, not the reading."""
+def usable_members(path: Path, shard: str, collector: RowCollector) -> Iterator[Member]:
+    """Yield the members that can be read. The others are named and left out; damage ends the shard."""
     try:
         for member in members(path):
             leaf = posixpath.basename(member.name)
@@ -104,52 +104,63 @@ def _usable(path: Path, shard: str, collector: RowCollector) -> Iterator[Member]
         collector.skip(shard, f"cannot be read: {error.strerror or error}")
 
 
-def _up_to_point(name: str) -> str:
-    """What the members of a sample share, as WebDataset has it: their name up to the first point."""
+def first_stem(name: str) -> str:
+    """Return a name up to its first point, which the members of a sample share in WebDataset."""
     folder, leaf = posixpath.split(name)
     return posixpath.normpath(posixpath.join(folder, leaf.partition(".")[0]))
 
 
-def _key(name: str) -> tuple[str, str]:
-    """What an image and its caption share, and their ending. In img.1.png the first point belongs to the name."""
-    first, ending = _up_to_point(name), posixpath.basename(name).partition(".")[2].lower()
+def split_name(name: str) -> tuple[str, str]:
+    """Return what an image and its caption share, and the ending. In img.1.png the first point belongs to the name."""
+    ending = posixpath.basename(name).partition(".")[2].lower()
     if ending in (*IMAGES, *TEXTS):
-        return first, ending
+        return first_stem(name), ending
     stem, last = posixpath.splitext(name)
     return posixpath.normpath(stem), last[1:].lower()
 
 
-def _add_group(path, shard, key, images, texts, config, collector, split, keys) -> None:
-    where = f"{shard}:{key}"
-    fields = _fields(texts.get("json"))
-    captions, own = ([], "") if isinstance(fields, str) else _captions(texts, fields, config, keys)
-    if not images:
-        if texts:
-            collector.skip(where, "a caption without an image")
-        return
-    for member in images:
+def add_sample(
+    sample: Sample,
+    path: Path,
+    shard: str,
+    split: str,
+    config: DataConfig,
+    collector: RowCollector,
+) -> str:
+    """Collect the pairs of a sample. Returns where its captions come from."""
+    fields = parse_fields(sample.texts.get("json"))
+    fault, captions, origin = "", [], ""
+    if isinstance(fields, str):
+        fault = fields
+    else:
+        captions, origin = find_captions(sample.texts, fields, config)
+        splits = [fields.get(key) for key in candidates(config.split_column, SPLIT_NAMES)]
+        split = next((value for value in splits if isinstance(value, str)), split)
+    if not sample.images and sample.texts:
+        collector.skip(f"{shard}:{sample.key}", "a caption without an image")
+    for member in sample.images:
         name = f"{shard}:{posixpath.normpath(member.name)}"
         if collector.holds(name):
             collector.skip(name, "the same name again in the same shard")
-            continue
-        if isinstance(fields, str):
-            collector.skip(name, fields)
-            continue
-        if not captions or not member.size:
-            collector.skip(name, "an empty image" if captions else "no caption")
-            continue
-        for caption in captions:
-            collector.add(
-                ImageInTar(path, member.offset, member.size, name), caption, own or split, name
-            )
+        elif fault or not captions:
+            collector.skip(name, fault or "no caption")
+        elif not member.size:
+            collector.skip(name, "an empty image")
+        else:
+            image = ImageInTar(path, member.offset, member.size, name)
+            for caption in captions:
+                collector.add(image, caption, split, name)
+    return origin
 
 
-def _fields(content: bytes | None) -> dict[str, Any] | str:
-    """What the JSON of a pair holds, or why it cannot be told: then its split is unknown, and an image of the test
-    split must not be trained on for that."""
+def parse_fields(content: bytes | None) -> dict[str, Any] | str:
+    """Return what the JSON of a sample holds, or why it cannot be read.
+
+    A sample with damaged JSON is left out: it could belong to the test split.
+    """
     if content is None:
         return {}
-    if len(content) > MOST_TEXT:
+    if len(content) > MAX_TEXT_BYTES:
         return "its JSON is too long"
     try:
         fields = json.loads(decode(content))
@@ -158,40 +169,33 @@ def _fields(content: bytes | None) -> dict[str, Any] | str:
     return fields if isinstance(fields, dict) else {}
 
 
-def _captions(
-    texts: dict[str, bytes], fields: dict[str, Any], config: DataConfig, keys: dict[str, int]
+def find_captions(
+    texts: dict[str, bytes], fields: dict[str, Any], config: DataConfig
 ) -> tuple[list[str], str]:
-    """The captions of a pair and its split: from the text, a caption a line, or else from a key of the JSON."""
-    own = next(
-        (
-            fields[key]
-            for key in _asked(config.split_column, SPLIT_NAMES)
-            if isinstance(fields.get(key), str)
-        ),
-        "",
-    )
+    """Return the captions of a sample and their origin: the text, a caption a line, or else a key of the JSON."""
     if "txt" in texts and config.caption_column == AUTO:
-        keys[".txt"] = 0
         lines = [line for line in decode(texts["txt"]).splitlines() if line.strip()]
         if lines:
-            return lines, own
-    for key in _asked(config.caption_column, CAPTION_NAMES):
+            return lines, ".txt"
+    for key in candidates(config.caption_column, CAPTION_NAMES):
         captions = [text for text in captions_in(fields.get(key)) if text]
         if captions:
-            keys[f"{key} of .json"] = 0
-            return captions, own
-    return [], own
+            return captions, f"{key} of .json"
+    return [], ""
 
 
-def _asked(setting: str, usual: Sequence[str]) -> Sequence[str]:
-    return usual if setting == AUTO else [setting] if setting else []
+def candidates(setting: str, usual: Sequence[str]) -> Sequence[str]:
+    """Return the keys that may hold a value: the one of the settings, or the usual ones."""
+    if setting == AUTO:
+        return usual
+    return [setting] if setting else []
 
 
 BLOCK = 512
-LONGEST_EXTENSION = 1 << 20
-"""Bytes of a long name or of pax fields that are believed."""
-LONGEST_PADDING = 1 << 16
-"""Bytes of zeros at the end that are believed: programs fill up records of 20 blocks, and a few of them larger ones."""
+MAX_EXTENSION_BYTES = 1 << 20  # of a long name or of pax fields
+MAX_PADDING_BYTES = (
+    1 << 16
+)  # zeros at the end: programs fill up records of 20 blocks, some of them larger ones
 
 
 class Damaged(Exception):
@@ -227,7 +231,7 @@ def members(path: Path) -> Iterator[Member]:
             header = file.read(BLOCK)
             if not header.strip(b"\0"):
                 # An end mark; but a shard with a hole, a filled-up download and two shards in one file have zeros too.
-                if end - offset > LONGEST_PADDING or file.read(LONGEST_PADDING).strip(b"\0"):
+                if end - offset > MAX_PADDING_BYTES or file.read(MAX_PADDING_BYTES).strip(b"\0"):
                     raise Damaged(f"zeros at byte {offset:,}, and then not the end")
                 return
             if len(header) < BLOCK or not _sum_is_right(header):
@@ -237,7 +241,7 @@ def members(path: Path) -> Iterator[Member]:
                 raise Damaged(f"no size at byte {offset:,}")
             body = offset + BLOCK
             if kind in b"LKxXg":
-                if size > LONGEST_EXTENSION or body + size > end:
+                if size > MAX_EXTENSION_BYTES or body + size > end:
                     raise Damaged(f"a header at byte {offset:,} that is too long")
                 content = file.read(size)
                 if kind == b"L":
