@@ -12,7 +12,7 @@ from lapclip.data.find_images import is_image
 from lapclip.data.sources.files import decode
 from lapclip.data.sources.registry import FileFormat, Files, Form, Specificity, register
 from lapclip.data.splits import split_named
-from lapclip.data.table import ImageFile, RowCollector
+from lapclip.data.table import ImageFile, RowCollector, some
 from lapclip.errors import DataError
 
 _NUMBER = re.compile(r"^\d+\s*[._-]\s*(?=\D)")
@@ -52,11 +52,7 @@ class ClassFolders(FileFormat):
                 collector.add(
                     ImageFile(files.root / name, name), prompt.replace("{}", label), split, name
                 )
-        how = f"{len(classes)} classes ({', '.join(list(classes)[:4])}{', ...' if len(classes) > 4 else ''})"
-        shown = " | ".join(prompts[:3]) + (
-            f" and {len(prompts) - 3} more" if len(prompts) > 3 else ""
-        )
-        return f"{how}; captions from data.prompts: {shown}"
+        return f"{len(classes)} classes ({some(list(classes))}); captions from data.prompts: {some(prompts)}"
 
 
 def has_classes(files: Sequence[str]) -> bool:
@@ -95,8 +91,7 @@ def readable(folder: str, numbered: bool) -> str:
     return " ".join(name.split()) or folder
 
 
-MOST_TEXT = 1_000_000
-"""Bytes of a text beside an image; what is longer is no caption."""
+MAX_TEXT_BYTES = 1_000_000  # of a text beside an image; what is longer is no caption
 
 
 @register
@@ -140,23 +135,21 @@ def texts_beside(files: Sequence[str]) -> dict[str, str]:
 
 
 def _add(root: Path, name: str, text: str, collector: RowCollector) -> None:
+    """Collect an image with the captions of the text file beside it."""
     try:
         with open(root / text, "rb") as file:
-            content = file.read(MOST_TEXT + 1)
+            content = file.read(MAX_TEXT_BYTES + 1)
     except OSError as error:
         return collector.skip(text, f"cannot be read: {error.strerror or error}")
-    if len(content) > MOST_TEXT:
+    if len(content) > MAX_TEXT_BYTES:
         return collector.skip(text, "too long to be a caption")
     image = ImageFile(root / name, name)
-    top = name.partition("/")[0] if "/" in name else ""
-    split = split_named(top) or ""
-    lines = [
-        (number, line)
-        for number, line in enumerate(decode(content).splitlines(), 1)
-        if line.strip()
-    ]
-    for number, line in lines:
-        collector.add(image, line, split, f"{text} line {number}")
-    if not lines:
+    folder, _, _ = name.rpartition("/")
+    split = split_named(folder.partition("/")[0]) or ""
+    lines = decode(content).splitlines()
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            collector.add(image, line, split, f"{text} line {number}")
+    if not any(line.strip() for line in lines):
         collector.skip(text, "the caption is empty")
     return None

@@ -9,6 +9,7 @@ import json
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def add_records(
             collector.skip(where, why)
             continue
         name = item.get(used.images)
-        if isinstance(name, int) and not isinstance(name, bool) and abs(name) < 10**18:
+        if is_number(name):
             name = str(name)
         image = f"{used.images} is no text"
         if isinstance(name, str):
@@ -135,61 +136,54 @@ def add_captions(
 
 
 def captions_in(value: Any) -> Iterable[str | None]:
-    """The captions that a JSON value holds: a text, or a list of texts or of objects with one. None is no caption."""
+    """Return the captions in a JSON value: a text, or a list of texts or of objects with one. None is no caption."""
     if isinstance(value, str):
         return several(value)
     if isinstance(value, list) and value:
-        return [_text(item) for item in value]
-    return [_text(value)]
+        return [text_in(item) for item in value]
+    return [text_in(value)]
 
 
-def _text(item: Any) -> str | None:
+def text_in(item: Any) -> str | None:
+    """Return a text, or the text of an object. None if there is none."""
     if isinstance(item, dict):
-        item = next(
-            (item[key] for key in ("raw", "caption", "text", "sentence") if key in item), None
-        )
+        texts = [item[key] for key in ("raw", "caption", "text", "sentence") if key in item]
+        item = texts[0] if texts else None
     return item if isinstance(item, str) else None
 
 
 def flat(value: Any) -> str:
-    """A value as a cell from which columns can be guessed."""
+    """Return a value as a cell by which columns are chosen."""
     if isinstance(value, list) and value:
         value = value[0]
-    if isinstance(value, dict):
-        return _text(value) or ""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**18:
+    if is_number(value):
         return str(value)
-    return value if isinstance(value, str) else ""
+    return text_in(value) or ""
 
 
-KINDS = {
-    "coco": "COCO captions",
-    "karpathy": "Karpathy splits",
-    "list": "JSON list",
-    "names": "JSON by name",
-}
+def is_number(value: Any) -> bool:
+    """Return whether a value is a whole number that may name an image."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**18
 
+
+# Names that files of a whole data set usually have.
 _USUAL = re.compile(r"(captions[^/]*|dataset(?!_info|_dict)[^/]*|[^/]*karpathy[^/]*)\.json")
-"""Names that such files usually have."""
 
 
 @register
 class JsonAnnotations(FileFormat):
-    """One JSON file for the whole data set, or one a split."""
+    """One JSON file for the whole data set, or one for each split."""
 
     endings = (".json",)
     name_says_split = True
 
     def recognise(self, names: Sequence[str]) -> Iterable[Form]:
         near = [name for name in names if name.count("/") <= 1]
+        usual = [name for name in near if _USUAL.fullmatch(posixpath.basename(name))]
+        yield Form(Specificity.ANNOTATIONS, usual)
         top = [name for name in names if "/" not in name and name.lower().endswith(self.endings)]
-        yield Form(
-            Specificity.ANNOTATIONS,
-            [name for name in near if _USUAL.fullmatch(posixpath.basename(name))],
-        )
-        yield Form(
-            Specificity.JSON, [name for name in top if not _USUAL.fullmatch(name)], sure=False
-        )
+        others = [name for name in top if not _USUAL.fullmatch(name)]
+        yield Form(Specificity.JSON, others, sure=False)
 
     def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
         ((path, split),) = files.paths()
@@ -209,139 +203,127 @@ def read_annotations(
         if "Extra data" in str(error):  # an object a line, under the ending of a single object
             return read_json_lines(path, root, config, collector, split)
         raise NotATable(f"{path.name} is not JSON that can be read: {str(error)[:120]}.") from None
-    kind = _kind(content)
-    if kind == "list":
-        records = [
-            (f"{path.name} entry {number}", found) for number, found in enumerate(content, 1)
-        ]
-        add_records(path, root, config, collector, lambda: iter(records), split)
-        return KINDS[kind]
-    folders = candidate_folders(path, root, config)
-    if kind == "coco":
-        how = _coco(content, folders, collector, path.name, split)
-    elif kind == "karpathy":
-        how = _karpathy(content["images"], folders, collector, path.name, split)
-    elif kind == "names":
-        how = _by_name(content, folders, collector, path.name, split)
-    else:
-        raise NotATable(
-            f"{path.name} is JSON, but none of the forms that hold captions: {_shape(content)}.",
-            hint="COCO captions (images and annotations), Karpathy splits, or a list of objects with a file_name",
-        )
-    return f"{KINDS[kind]}, {how}"
+    if isinstance(content, list) and any(isinstance(item, dict) for item in content[:100]):
+        entries = [(f"{path.name} entry {number}", item) for number, item in enumerate(content, 1)]
+        add_records(path, root, config, collector, lambda: iter(entries), split)
+        return "JSON list"
 
-
-def _kind(content: Any) -> str:
-    if isinstance(content, list):
-        return "list" if any(isinstance(item, dict) for item in content[:100]) else ""
-    if not isinstance(content, dict):
-        return ""
-    images, annotations = content.get("images"), content.get("annotations")
-    if isinstance(images, list) and isinstance(annotations, list):
-        captioned = any(isinstance(item, dict) and "caption" in item for item in annotations)
-        return "coco" if captioned else "boxes"
-    if isinstance(images, list) and any(
-        isinstance(item, dict) and "sentences" in item for item in images
-    ):
-        return "karpathy"
-    captioned = all(isinstance(value, str | list) for value in content.values())
-    return "names" if captioned and any(map(is_image, content)) else ""
-
-
-def _shape(content: Any) -> str:
-    if _kind(content) == "boxes":
-        return "COCO annotations without captions, such as boxes"
+    annotations = Annotations(path.name, candidate_folders(path, root, config), collector, split)
     if isinstance(content, dict):
-        return f"an object with {', '.join(ascii(key)[1:-1][:30] for key in list(content)[:5]) or 'nothing in it'}"
-    return (
-        "a list without objects"
-        if isinstance(content, list)
-        else f"a single {type(content).__name__}"
+        if any_with(content.get("images"), "sentences"):
+            return f"Karpathy splits, {annotations.add_karpathy(content['images'])}"
+        if isinstance(content.get("images"), list) and any_with(
+            content.get("annotations"), "caption"
+        ):
+            return f"COCO captions, {annotations.add_coco(content)}"
+        if any(map(is_image, content)) and all(
+            isinstance(value, str | list) for value in content.values()
+        ):
+            return f"JSON by name, {annotations.add_by_name(content)}"
+    what = "none of the forms that hold captions"
+    if isinstance(content, dict) and "annotations" in content:
+        what = "its annotations are without captions, such as boxes"
+    raise NotATable(
+        f"{path.name} is JSON, but {what}.",
+        hint="COCO captions (images and annotations), Karpathy splits, or a list of objects with a file_name",
     )
 
 
-def _coco(
-    content: dict, folders: list[ImageFinder], collector: RowCollector, name: str, split: str
-) -> str:
-    """Images by their number, and a caption an annotation."""
-    files: dict[Any, str] = {}
-    for at, image in enumerate(content["images"], 1):
-        file = image.get("file_name") if isinstance(image, dict) else None
-        number = image.get("id") if isinstance(image, dict) else None
-        if not isinstance(file, str) or not _is_number(number):
-            collector.skip(f"{name} image {at}", "no id or no file_name")
-        elif number in files:
-            collector.skip(f"{name} image {at}", "another image has the same id")
-        else:
-            files[number] = file
-    folder, _ = best_folder(folders, list(files.values())[:64])
-    captioned = set()
-    for at, annotation in enumerate(content["annotations"], 1):
-        where = f"{name} annotation {at}"
-        number = annotation.get("image_id") if isinstance(annotation, dict) else None
-        if not _is_number(number) or number not in files:
-            collector.skip(where, "no image has its image_id")
-            continue
-        captioned.add(number)
-        caption = annotation.get("caption")
-        if isinstance(caption, str):
-            collector.add(folder.find(files[number]), caption, split, where)
-        else:
-            collector.skip(where, "there is no caption")
-    for number, file in files.items():
-        if number not in captioned:
-            collector.skip(f"{name} {file}", "no caption")
-    return f"images in {_shown(folder)}"
+def any_with(items: Any, key: str) -> bool:
+    """Return whether a value is a list in which an object has a key."""
+    return isinstance(items, list) and any(isinstance(item, dict) and key in item for item in items)
 
 
-def _karpathy(
-    images: Iterable[Any],
-    folders: list[ImageFinder],
-    collector: RowCollector,
-    name: str,
-    split: str,
-) -> str:
-    """Images with their sentences, their split and, for COCO, their folder."""
-    known = [image for image in images if isinstance(image, dict)]
-    folder, _ = best_folder(
-        folders, [option for image in known[:64] for option in _paths(image)[:1]]
-    )
-    for at, image in enumerate(images, 1):
-        where = f"{name} image {at}"
-        paths = _paths(image) if isinstance(image, dict) else []
-        if not paths:
-            collector.skip(where, "there is no filename")
-            continue
-        found = [folder.find(path) for path in paths]
-        chosen = next((option for option in found if isinstance(option, ImageFile)), found[0])
-        own = image.get("split")
-        image_split = own if isinstance(own, str) else split
-        add_captions(collector, chosen, image.get("sentences"), image_split, where)
-    return f"images in {_shown(folder)}, the file's own splits"
+@dataclass(frozen=True)
+class Annotations:
+    """A JSON file of a whole data set, whose pairs are collected."""
+
+    name: str
+    folders: Sequence[ImageFinder]
+    collector: RowCollector
+    split: str
+
+    def add_coco(self, content: dict[str, Any]) -> str:
+        """Collect images by their number, with the caption of each annotation."""
+        files: dict[Any, str] = {}
+        for number, image in enumerate(content["images"], 1):
+            where = f"{self.name} image {number}"
+            fields = image if isinstance(image, dict) else {}
+            file, key = fields.get("file_name"), fields.get("id")
+            if not isinstance(file, str) or not is_key(key):
+                self.collector.skip(where, "no id or no file_name")
+            elif key in files:
+                self.collector.skip(where, "another image has the same id")
+            else:
+                files[key] = file
+        folder = self.choose_folder(files.values())
+        captioned = set()
+        for number, annotation in enumerate(content["annotations"], 1):
+            where = f"{self.name} annotation {number}"
+            fields = annotation if isinstance(annotation, dict) else {}
+            key, caption = fields.get("image_id"), fields.get("caption")
+            if not is_key(key) or key not in files:
+                self.collector.skip(where, "no image has its image_id")
+                continue
+            captioned.add(key)
+            if isinstance(caption, str):
+                self.collector.add(folder.find(files[key]), caption, self.split, where)
+            else:
+                self.collector.skip(where, "there is no caption")
+        for key, file in files.items():
+            if key not in captioned:
+                self.collector.skip(f"{self.name} {file}", "no caption")
+        return f"images in {folder_name(folder)}"
+
+    def add_karpathy(self, images: Sequence[Any]) -> str:
+        """Collect images with their sentences, their split and, for COCO, their folder."""
+        first_paths = [paths[0] for image in images[:64] if (paths := possible_paths(image))]
+        folder = self.choose_folder(first_paths)
+        for number, image in enumerate(images, 1):
+            where = f"{self.name} image {number}"
+            matches = [folder.find(path) for path in possible_paths(image)]
+            if not matches:
+                self.collector.skip(where, "there is no filename")
+                continue
+            files = [match for match in matches if isinstance(match, ImageFile)]
+            split = image.get("split")
+            if not isinstance(split, str):
+                split = self.split
+            chosen = files[0] if files else matches[0]
+            add_captions(self.collector, chosen, image.get("sentences"), split, where)
+        return f"images in {folder_name(folder)}, the file's own splits"
+
+    def add_by_name(self, content: dict[str, Any]) -> str:
+        """Collect a caption or a list of captions for each name of an image."""
+        folder = self.choose_folder(content)
+        for name, value in content.items():
+            where = f"{self.name} {name[:80]}"
+            add_captions(self.collector, folder.find(name), value, self.split, where)
+        return f"images in {folder_name(folder)}"
+
+    def choose_folder(self, names: Iterable[str]) -> ImageFinder:
+        """Return the folder that has most of the first images."""
+        folder, _ = best_folder(self.folders, islice(names, 64))
+        return folder
 
 
-def _paths(image: dict) -> list[str]:
-    """Where the image may be: in its own folder, as COCO has them, or beside the others."""
+def possible_paths(image: Any) -> list[str]:
+    """Return where an image of Karpathy's splits may be: in a folder of its own, as COCO's are, or beside the others."""
+    if not isinstance(image, dict):
+        return []
     file, folder = image.get("filename", image.get("file_name")), image.get("filepath")
     if not isinstance(file, str):
         return []
-    return [f"{folder}/{file}", file] if isinstance(folder, str) and folder else [file]
+    if isinstance(folder, str) and folder:
+        return [f"{folder}/{file}", file]
+    return [file]
 
 
-def _by_name(
-    content: dict, folders: list[ImageFinder], collector: RowCollector, name: str, split: str
-) -> str:
-    """A caption or a list of them for each name of an image."""
-    folder, _ = best_folder(folders, list(content)[:64])
-    for key, value in content.items():
-        add_captions(collector, folder.find(key), value, split, f"{name} {key[:80]}")
-    return f"images in {_shown(folder)}"
-
-
-def _is_number(value: Any) -> bool:
-    """Whether COCO may number an image so; `true` would be taken for 1."""
+def is_key(value: Any) -> bool:
+    """Return whether COCO may number an image with a value. True would be taken for 1."""
     return isinstance(value, int | str) and not isinstance(value, bool)
 
 
-def _shown(folder: ImageFinder) -> str:
+def folder_name(folder: ImageFinder) -> str:
+    """Return the name of a folder for a message."""
     return f"{folder.base.name or folder.base}/"
