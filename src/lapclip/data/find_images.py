@@ -12,6 +12,7 @@ import re
 import stat
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,36 +21,25 @@ from lapclip.data.table import ImageFile, Skipped
 from lapclip.errors import DataError
 
 ENDINGS = (
-    ".jpg",
-    ".jpeg",
-    ".png",
-    ".webp",
-    ".gif",
-    ".bmp",
-    ".tif",
-    ".tiff",
-    ".jfif",
-    ".heic",
-    ".heif",
-    ".avif",
-)
+    ".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".jfif", ".heic", ".heif", ".avif",
+)  # fmt: skip
 LINK_OUTSIDE = "a link that leads out of the data's folder"
 LINK_TO_FOLDER = "a link to a folder"
 NOT_PLAIN = "not a plain file"
 
 
 def is_image(name: str) -> bool:
-    """Whether a file's name ends as those of images do."""
+    """Return whether a file's name ends as those of images do."""
     return name.lower().endswith(ENDINGS)
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Whether a path is a folder or lies in it; both as `os.path.realpath` gives them."""
+    """Return whether a path is a folder or lies in it. Both are as `os.path.realpath` returns them."""
     return path == folder or path.startswith(folder if folder.endswith(os.sep) else folder + os.sep)
 
 
 def plain_file(path: Path) -> bool:
-    """Whether a path is a file that can be read to its end: no device, no pipe."""
+    """Return whether a path is a file that can be read to its end: no device, no pipe."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -59,28 +49,30 @@ def plain_file(path: Path) -> bool:
 def walk_folders(
     top: str | Path, cannot_list: Callable[[str, OSError], None]
 ) -> Iterator[tuple[str, list[os.DirEntry[str]], list[str]]]:
-    """Folders from the top down: the path of each below the top, what it holds in the order of names without what is
-    hidden, and an empty list to which the caller adds the folders to walk next.
+    """Walk folders from the top down, without hidden files and folders.
 
-    From a list, because folders may lie deeper than calls can. One that cannot be listed is reported and left out.
+    Yields the path of each folder below the top, what it holds in the order of names, and an empty list to which the
+    caller adds the folders to walk next. A folder that cannot be listed is reported and left out.
     """
-    waiting = [""]
-    while waiting:
-        folder = waiting.pop()
+    pending = [""]  # a list, because folders may lie deeper than calls can
+    while pending:
+        folder = pending.pop()
         try:
-            with os.scandir(os.path.join(top, folder)) as listed:
-                entries = sorted(listed, key=lambda entry: entry.name)
+            with os.scandir(os.path.join(top, folder)) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
         except OSError as error:
             cannot_list(folder, error)
             continue
         below: list[str] = []
         yield folder, [entry for entry in entries if not entry.name.startswith(".")], below
-        waiting += reversed(below)
+        pending += reversed(below)
 
 
 def walk(root: Path, skipped: list[Skipped]) -> Iterator[str]:
-    """The paths of all files below a folder of training data, sorted. Hidden ones are left out; links that lead out
-    of it, and links to folders, are named in `skipped`."""
+    """Yield the paths of all files below a folder of training data, sorted.
+
+    Hidden files are left out. Links that lead out of the folder, and links to folders, are added to `skipped`.
+    """
     top = os.path.realpath(root)
 
     def cannot_list(folder: str, error: OSError) -> None:
@@ -91,27 +83,21 @@ def walk(root: Path, skipped: list[Skipped]) -> Iterator[str]:
             path = posixpath.join(folder, entry.name)
             if entry.name == "__MACOSX":
                 continue
-            if entry.is_symlink():
-                real = os.path.realpath(entry.path)
-                if not is_inside(real, top):
-                    skipped.append(Skipped(path, LINK_OUTSIDE))
-                elif os.path.isfile(real):
-                    yield path
-                else:
-                    skipped.append(Skipped(path, LINK_TO_FOLDER))
-            elif entry.is_dir(follow_symlinks=False):
-                # Windows has links to folders that do not say they are: junctions.
-                real = os.path.realpath(entry.path)
-                if _same(real, os.path.join(top, path)):
-                    below.append(path)
-                else:
-                    skipped.append(
-                        Skipped(path, LINK_TO_FOLDER if is_inside(real, top) else LINK_OUTSIDE)
-                    )
-            elif entry.is_file(follow_symlinks=False):
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if entry.is_file(follow_symlinks=False):
                 yield path
-            else:
+            elif not is_folder and not entry.is_symlink():
                 skipped.append(Skipped(path, NOT_PLAIN))
+            else:
+                real = os.path.realpath(entry.path)
+                if is_folder and _same(real, os.path.join(top, path)):
+                    below.append(path)
+                elif not is_inside(real, top):
+                    skipped.append(Skipped(path, LINK_OUTSIDE))
+                elif not is_folder and os.path.isfile(real):
+                    yield path
+                else:  # also a junction of Windows, which does not say that it is a link
+                    skipped.append(Skipped(path, LINK_TO_FOLDER))
 
 
 def _same(path: str, other: str) -> bool:
@@ -120,33 +106,36 @@ def _same(path: str, other: str) -> bool:
 
 MISSING = "there is no such image"
 OUTSIDE = "the name leads out of the data's folder"
+# Folders that hold tables beside the folder of the images, not above it.
+TABLE_FOLDERS = ("annotations", "captions", "labels", "lists", "splits", "text", "texts")
+MAX_FOLDERS = 64  # at each depth, in which images are looked for
+MAX_DEEP_FOLDERS = (
+    8  # folders beside a table, up to which the folders in them are looked into as well
+)
 _ABSOLUTE = re.compile(r"[A-Za-z]:|[\\/]")
-_NUMBERED = re.compile(r"#\d+$")
-_ASIDE = ("annotations", "captions", "labels", "lists", "splits", "text", "texts")
-"""Folders that hold tables beside the folder of the images, not above it."""
+_CAPTION_NUMBER = re.compile(r"#\d+$")  # in Flickr8k, a.jpg#0 is the first caption of a.jpg
 
 
 class ImageFinder:
-    """Finds images by name: relative to `base`, never outside `root`."""
+    """Finds images by their names in a table: relative to `base`, never outside `root`."""
 
     def __init__(self, base: Path, root: Path | None = None) -> None:
         self.base, self.root = base, os.path.realpath(root or base)
         self._prefix = Path(os.path.relpath(os.path.realpath(base), self.root)).as_posix()
-        self._found: dict[str, ImageFile | str] = {}
-        self._listed: dict[str, dict[str, str] | str] = {}
-        self._alike: dict[str, dict[str, str]] = {}
+        self._matches: dict[str, ImageFile | str] = {}
+        self._listings: dict[str, dict[str, str] | str] = {}
+        self._spellings: dict[str, dict[str, str]] = {}
 
     def find(self, name: str) -> ImageFile | str:
-        """The image of that name, or why there is none."""
-        found = self._found.get(name)
-        if found is None:
-            found = self._find(name)
+        """Return the image of that name, or why there is none."""
+        if name not in self._matches:
+            match = self._find(name)
             if (
-                isinstance(found, str) and name != name.strip()
-            ):  # spaces may be the table's, or a part of the name
-                found = self._find(name.strip())
-            self._found[name] = found
-        return found
+                isinstance(match, str) and name != name.strip()
+            ):  # spaces may be the table's, or part of the name
+                match = self._find(name.strip())
+            self._matches[name] = match
+        return self._matches[name]
 
     def _find(self, name: str) -> ImageFile | str:
         if not name:
@@ -156,12 +145,12 @@ class ImageFinder:
         if "://" in name[:12]:
             return "an address on the web, not a file: download it first"
         why = MISSING
-        for option in dict.fromkeys((name, name.replace("\\", "/"), _NUMBERED.sub("", name))):
-            found = self._find_listed(option)
-            if isinstance(found, ImageFile):
-                return found
-            if found != MISSING:
-                why = found
+        for option in dict.fromkeys((name, name.replace("\\", "/"), _CAPTION_NUMBER.sub("", name))):
+            match = self._find_listed(option)
+            if isinstance(match, ImageFile):
+                return match
+            if match != MISSING:
+                why = match
         return why
 
     def _find_listed(self, name: str) -> ImageFile | str:
@@ -169,122 +158,121 @@ class ImageFinder:
         if relative is None:
             return OUTSIDE
         folder, leaf = posixpath.split(relative)
-        listed = self._list(folder)
-        if isinstance(listed, str):
-            return listed
-        if leaf not in listed:
-            leaf = self._similar(folder, listed, leaf)
-        kind = listed.get(leaf)
-        if kind == "file":
-            relative = posixpath.join(folder, leaf)
-            return ImageFile(Path(self.root, relative), relative)
+        listing = self._list(folder)
+        if isinstance(listing, str):
+            return listing
+        if leaf not in listing:
+            leaf = self._spelling(folder, listing, leaf)
+        kind = listing.get(leaf)
+        if kind is None:
+            return MISSING
+        relative = posixpath.join(folder, leaf)
         if kind == "link":
-            relative = posixpath.join(folder, leaf)
             real = os.path.realpath(os.path.join(self.root, relative))
             if not is_inside(real, self.root):
                 return LINK_OUTSIDE
-            return (
-                ImageFile(Path(self.root, relative), relative)
-                if os.path.isfile(real)
-                else NOT_PLAIN
-            )
-        return NOT_PLAIN if kind else MISSING
+            kind = "file" if os.path.isfile(real) else "other"
+        if kind == "other":
+            return NOT_PLAIN
+        return ImageFile(Path(self.root, relative), relative)
 
     def _relative(self, name: str) -> str | None:
-        """The path below the root that a name means; None where it leads out of it."""
+        """Return the path below the root that a name means. None if it leads out of it."""
+        below = name
         if _ABSOLUTE.match(name):
-            whole = os.path.normpath(name)
-            for top in (self.root, os.path.abspath(self.base)):
-                if is_inside(whole, top):
-                    below = Path(os.path.relpath(whole, top)).as_posix()
-                    return (
-                        below
-                        if top == self.root
-                        else posixpath.normpath(posixpath.join(self._prefix, below))
-                    )
-            return None
-        relative = posixpath.normpath(posixpath.join(self._prefix, name))
+            path = os.path.normpath(name)
+            if is_inside(path, self.root):
+                return Path(os.path.relpath(path, self.root)).as_posix()
+            base = os.path.abspath(self.base)
+            if not is_inside(path, base):
+                return None
+            below = Path(os.path.relpath(path, base)).as_posix()
+        relative = posixpath.normpath(posixpath.join(self._prefix, below))
         return None if relative == ".." or relative.startswith("../") else relative
 
     def _list(self, folder: str) -> dict[str, str] | str:
-        """What a folder holds, by name: a file, a link or something else. Listed once, not for each name."""
-        listed = self._listed.get(folder)
-        if listed is None:
-            path = os.path.join(self.root, folder)
-            try:
-                if is_inside(os.path.realpath(path), self.root):
-                    with os.scandir(path) as entries:
-                        listed = {entry.name: _kind(entry) for entry in entries}
-                else:
-                    listed = LINK_OUTSIDE
-            except (OSError, ValueError):
-                listed = MISSING
-            self._listed[folder] = listed
-        return listed
+        """Return the kind of each file in a folder, or why it cannot be listed. Each folder is listed once."""
+        if folder not in self._listings:
+            self._listings[folder] = self._scan(os.path.join(self.root, folder))
+        return self._listings[folder]
 
-    def _similar(self, folder: str, listed: dict[str, str], leaf: str) -> str:
-        """The name as the file system spells it: other case, composed accents, or an ending that the table omits."""
-        alike = self._alike.get(folder)
-        if alike is None:
-            alike = self._alike[folder] = {}
-            for name in listed:
+    def _scan(self, path: str) -> dict[str, str] | str:
+        kinds = {}
+        try:
+            if not is_inside(os.path.realpath(path), self.root):
+                return LINK_OUTSIDE
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    kinds[entry.name] = "file" if entry.is_file(follow_symlinks=False) else "other"
+                    if entry.is_symlink():
+                        kinds[entry.name] = "link"
+        except (OSError, ValueError):
+            return MISSING
+        return kinds
+
+    def _spelling(self, folder: str, listing: dict[str, str], leaf: str) -> str:
+        """Return a name as the file system spells it: in other case, with composed accents, or with an ending.
+
+        Empty if no file or several files fit.
+        """
+        spellings = self._spellings.get(folder)
+        if spellings is None:
+            spellings = self._spellings[folder] = {}
+            for name in listing:
                 key = _folded(name)
-                # Two files that differ in case only are told apart by their exact names alone.
-                alike[key] = "" if key in alike else name
+                spellings[key] = "" if key in spellings else name
         key = _folded(leaf)
-        if is_image(leaf):
-            return alike.get(key, "")
-        return next((found for ending in ("", *ENDINGS) if (found := alike.get(key + ending))), "")
-
-
-def _kind(entry: os.DirEntry[str]) -> str:
-    if entry.is_symlink():
-        return "link"
-    return "file" if entry.is_file(follow_symlinks=False) else "other"
+        endings = ("",) if is_image(leaf) else ("", *ENDINGS)
+        for ending in endings:
+            if spellings.get(key + ending):
+                return spellings[key + ending]
+        return ""
 
 
 def _folded(name: str) -> str:
-    return (name if name.isascii() else unicodedata.normalize("NFC", name)).casefold()
+    """Return a name without differences of case and of how accents are composed."""
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def candidate_folders(table: Path, root: Path, config: DataConfig) -> list[ImageFinder]:
-    """The folders that the names in a table may be relative to, the likeliest first."""
+    """Return the folders that the names in a table may be relative to, the likeliest first."""
     if config.pictures:
-        asked = Path(config.pictures).expanduser()
-        chosen = next((path for path in (asked, root / asked) if path.is_dir()), None)
-        if chosen is None:
-            raise DataError(f"data.pictures: there is no folder {config.pictures}.")
-        return [ImageFinder(chosen)]
-    beside = table.parent
-    tops = [beside]
-    if beside.name.lower() in _ASIDE and os.path.realpath(beside) == os.path.realpath(root):
-        root = beside.parent  # the table alone was named, and its images lie beside its folder
-    if beside.name.lower() in _ASIDE:
-        tops.append(beside.parent)
-    below = [folder for top in tops for folder in _subfolders(top)]
-    deeper = [folder for top in below if len(below) <= 8 for folder in _subfolders(top)]
-    return [ImageFinder(base, root) for base in (*tops, *below[:64], *deeper[:64])]
+        requested = Path(config.pictures).expanduser()
+        for path in (requested, root / requested):
+            if path.is_dir():
+                return [ImageFinder(path)]
+        raise DataError(f"data.pictures: there is no folder {config.pictures}.")
+    folder = table.parent
+    tops = [folder]
+    if folder.name.lower() in TABLE_FOLDERS:
+        tops.append(folder.parent)
+        if os.path.realpath(folder) == os.path.realpath(root):  # the table itself was named
+            root = folder.parent
+    below = list(chain.from_iterable(map(_subfolders, tops)))
+    folders = [*tops, *below[:MAX_FOLDERS]]
+    if len(below) <= MAX_DEEP_FOLDERS:
+        deeper = list(chain.from_iterable(map(_subfolders, below)))
+        folders += deeper[:MAX_FOLDERS]
+    return [ImageFinder(base, root) for base in folders]
 
 
 def _subfolders(folder: Path) -> list[Path]:
+    """Return the folders in a folder. Those whose names say that they hold images come first."""
     try:
         with os.scandir(folder) as entries:
-            names = [
-                entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
-            ]
+            names = [entry.name for entry in entries if entry.is_dir()]
     except OSError:
         return []
-    # Folders that say they hold images come first.
-    return [
-        folder / name for name in sorted(names, key=lambda name: ("im" not in name.lower(), name))
-    ]
+    names = [name for name in names if not name.startswith(".")]
+    names.sort(key=lambda name: ("im" not in name.lower(), name))
+    return [folder / name for name in names]
 
 
-def best_folder(options: Sequence[ImageFinder], names: Iterable[str]) -> tuple[ImageFinder, int]:
-    """The folder that has most of these images, and how many it has."""
+def best_folder(folders: Sequence[ImageFinder], names: Iterable[str]) -> tuple[ImageFinder, int]:
+    """Return the folder that has most of these images, and how many it has."""
     names = list(names)
-    best, most = options[0], -1
-    for folder in options:
+    best, most = folders[0], -1
+    for folder in folders:
         count = sum(isinstance(folder.find(name), ImageFile) for name in names)
         if count > most:
             best, most = folder, count
@@ -293,18 +281,18 @@ def best_folder(options: Sequence[ImageFinder], names: Iterable[str]) -> tuple[I
     return best, most
 
 
-LEFT_OUT = ("@eaDir", "$RECYCLE.BIN", "__MACOSX")
-"""Folders in which other programs keep previews and what was thrown away."""
+FOREIGN_FOLDERS = ("@eaDir", "$RECYCLE.BIN", "__MACOSX")  # previews and what was thrown away
+# Endings of folders in which photo programs keep originals and previews side by side, under names of their own.
 LIBRARIES = (".photoslibrary", ".aplibrary", ".lrdata")
-"""How folders end in which programs for photos keep originals and previews side by side, under names of their own."""
-RUN_FILES = ("run.toml", "events.jsonl")
-"""What tells a run's folder: the small images in it are lapclip's, not the user's."""
-LATEST = 2**63 - 1
-"""The largest number that SQLite holds: nanoseconds until the year 2262."""
+RUN_FILES = (
+    "run.toml",
+    "events.jsonl",
+)  # of a run's folder, whose small images are ours, not the user's
+MAX_INTEGER = 2**63 - 1  # of SQLite: nanoseconds until the year 2262
 
 
 class Stamp(NamedTuple):
-    """What changes when a file does."""
+    """Size and time of a file, which change when it does."""
 
     bytes: int
     modified: int
@@ -312,45 +300,47 @@ class Stamp(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Stamp:
-        """Times that SQLite cannot hold, which a few damaged files have, become the nearest that can."""
-        return cls(status.st_size, max(-LATEST, min(status.st_mtime_ns, LATEST)))
+        """Return the stamp of a file. SQLite cannot hold some times that damaged files have, so they are limited."""
+        return cls(status.st_size, max(-MAX_INTEGER, min(status.st_mtime_ns, MAX_INTEGER)))
 
 
 class Scan:
-    """The images under a folder, by their path in it, in the order of their names. Links are followed, each real folder
-    once. Hidden files and folders, run folders, and those of `LEFT_OUT` are left out."""
+    """The images under a folder, by their paths in it, in the order of names.
+
+    Links are followed, each real folder once. Hidden files, run folders and folders of other programs are left out.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.closed: list[str] = []
-        """Folders that could not be looked into, as far as the scan has come."""
+        """Folders that could not be listed so far."""
 
     def hides(self, path: str) -> bool:
-        """Whether a path may still be there, in a folder that could not be looked into."""
+        """Return whether a path may be there all the same, in a folder that could not be listed."""
         return any(path.startswith(folder + os.sep) for folder in self.closed)
 
     def __iter__(self) -> Iterator[tuple[str, Stamp]]:
         seen: set[tuple[int, int | str]] = set()
 
         def cannot_list(inside: str, error: OSError) -> None:
-            if not isinstance(
-                error, FileNotFoundError
-            ):  # a folder that has just gone, or a link to nowhere
+            if not isinstance(error, FileNotFoundError):
                 self.closed.append(inside)
 
         for inside, entries, below in walk_folders(self.folder, cannot_list):
             here = self.folder / inside
             try:
-                found = os.stat(here)
-            except OSError:  # gone since
+                status = os.stat(here)
+            except OSError:  # removed since
                 continue
-            # Some file systems number no folders; there the real path tells them apart.
-            real = (found.st_dev, found.st_ino) if found.st_ino else (0, os.path.realpath(here))
-            if real in seen or (inside and {entry.name for entry in entries}.issuperset(RUN_FILES)):
+            identity: tuple[int, int | str] = (status.st_dev, status.st_ino)
+            if not status.st_ino:  # a file system without numbers of folders
+                identity = (0, os.path.realpath(here))
+            is_run = {entry.name for entry in entries}.issuperset(RUN_FILES)
+            if identity in seen or (inside and is_run):
                 continue
-            seen.add(real)
+            seen.add(identity)
             for entry in entries:
-                if entry.name in LEFT_OUT or entry.name.lower().endswith(LIBRARIES):
+                if entry.name in FOREIGN_FOLDERS or entry.name.lower().endswith(LIBRARIES):
                     continue
                 path = os.path.join(inside, entry.name)
                 try:
@@ -358,9 +348,9 @@ class Scan:
                         below.append(path)
                     elif is_image(entry.name):
                         status = os.stat(here / entry.name)
-                        if stat.S_ISREG(status.st_mode):  # never a pipe, which would be waited for
+                        if stat.S_ISREG(status.st_mode):  # not a pipe, which would block
                             yield path, Stamp.of(status)
-                except OSError:  # gone since, or a link that leads nowhere or to itself
+                except OSError:  # removed since, or a link to nowhere or to itself
                     continue
         if "" in self.closed:
             raise DataError(

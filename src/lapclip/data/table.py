@@ -1,6 +1,6 @@
-"""What a source lists before any image is opened: which images there are, their captions and their splits.
+"""The table of a source, before any image is opened: images, their captions and their splits.
 
-A source collects its rows in a `RowCollector`: one an image, each caption once, and a record of what is left out.
+A source collects its rows in a `RowCollector`: one for each image, each caption once, and what is left out.
 """
 
 from __future__ import annotations
@@ -226,13 +226,15 @@ def note_on_numbers(rows: Sequence[Row]) -> str:
     )
 
 
-NAMED = 3
-"""Images that a message names where it is about many."""
+MAX_EXAMPLES = 3  # of each kind in a message
 
 
 def check_table(config: DataConfig, table: Table) -> None:
-    """Refuse what can be refused before any image is read: too many rows that cannot be used, or nothing to train on or
-    to choose the best model with. What copies and broken images change shows later."""
+    """Refuse what can be refused before any image is read.
+
+    That is too many rows that cannot be used, or nothing to train on or to choose the best model with. What copies and
+    broken images change is known later.
+    """
     check_broken(config, table, [])
     check_enough(config, count_for_training(table.rows))
     check_trainable(assign_splits(table.rows, config.seed, held_out=config.held_out))
@@ -254,16 +256,14 @@ def check_enough(config: DataConfig, pairs: int) -> None:
 
 
 def check_broken(config: DataConfig, table: Table, broken: Sequence[Skipped]) -> None:
-    """Refuse data of which too many rows, or too many of its images, of which these turned out to be broken, cannot be
-    used."""
-    images, rows = table.too_broken(len(broken), config.broken_share)
-    if not images and not rows:
+    """Refuse data of which too many rows cannot be used, or too many images. `broken` are the broken images so far."""
+    too_many_images, too_many_rows = table.too_broken(len(broken), config.broken_share)
+    if too_many_images:
+        what, left_out = f"{len(broken):,} of {len(table.rows):,} images", broken
+    elif too_many_rows:
+        what, left_out = f"{len(table.skipped):,} of {table.records:,} rows", table.skipped
+    else:
         return
-    what, left_out = (
-        (f"{len(broken):,} of {len(table.rows):,} images", broken)
-        if images
-        else (f"{len(table.skipped):,} of {table.records:,} rows", table.skipped)
-    )
     enough = f"--set data.broken_share={table.share_needed(len(broken)):g}"
     raise DataError(
         f"{what} cannot be used, more than {config.broken_share:.0%}: {by_reason(left_out)}.",
@@ -272,41 +272,53 @@ def check_broken(config: DataConfig, table: Table, broken: Sequence[Skipped]) ->
 
 
 def by_reason(skipped: Sequence[Skipped]) -> str:
-    """How many for each reason, the commonest first, with where some of them are."""
-    texts = [
-        f"{len(names):,} because {why} ({some(names)})" for why, names in reasons(skipped).items()
-    ]
-    more = f"; {counted(len(texts) - NAMED, 'other reason')}" if len(texts) > NAMED else ""
-    return "; ".join(texts[:NAMED]) + more
+    """Describe how many entries were left out for each reason, the most common first, with examples."""
+    texts = []
+    for why, places in reasons(skipped).items():
+        texts.append(f"{len(places):,} because {why} ({some(places)})")
+    more = ""
+    if len(texts) > MAX_EXAMPLES:
+        more = f"; {counted(len(texts) - MAX_EXAMPLES, 'other reason')}"
+    return "; ".join(texts[:MAX_EXAMPLES]) + more
 
 
 def some(texts: Sequence[str]) -> str:
-    """The first few, and how many more."""
-    more = f" and {len(texts) - NAMED:,} more" if len(texts) > NAMED else ""
-    return ", ".join(texts[:NAMED]) + more
+    """Return the first of some texts, and how many more there are."""
+    listed = ", ".join(texts[:MAX_EXAMPLES])
+    if len(texts) > MAX_EXAMPLES:
+        return f"{listed} and {len(texts) - MAX_EXAMPLES:,} more"
+    return listed
 
 
-LONGEST = 20_000
-"""Characters of a caption; a longer one is no caption but a damaged file."""
+MAX_CAPTION_LENGTH = 20_000  # characters; what is longer is no caption but a damaged file
 _split_named = lru_cache(maxsize=256)(split_named)
+# Spaces, line ends, control characters, halves of characters and byte order marks.
 _UNSEEN = re.compile(r"[\x00-\x20\x7f-\x9f\ud800-\udfff\ufeff]+")
-"""Spaces, line ends, control characters, halves of characters and marks of byte order."""
 
 
 def clean_caption(text: str) -> str:
-    """A caption on one line: control characters and runs of spaces become one space."""
+    """Return a caption on one line: control characters and runs of spaces become one space."""
     return _UNSEEN.sub(" ", text).strip()
 
 
-class RowCollector:
-    """Collects what a source names. Each call of `add` or `skip` counts one record.
+@dataclass
+class CollectedRow:
+    """An image with what was collected of it so far."""
 
-    Without splits, those that the data names are as if they were not there, and new ones are drawn.
+    image: StoredImage
+    split: str
+    captions: dict[str, None] = field(default_factory=dict)
+
+
+class RowCollector:
+    """Collects the rows of a source. Each call of `add` or `skip` counts one record.
+
+    With `with_splits` off, splits that the data names are ignored, so that new ones are drawn.
     """
 
     def __init__(self, *, with_splits: bool = True) -> None:
         self._with_splits = with_splits
-        self._found: dict[str, tuple[StoredImage, dict[str, None], str]] = {}
+        self._rows: dict[str, CollectedRow] = {}
         self._labels: dict[str, str] = {}
         self.skipped: list[Skipped] = []
         self.records = 0
@@ -314,73 +326,61 @@ class RowCollector:
         self.columns: Counter[UsedColumns] = Counter()
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._rows)
 
     def skip(self, where: str, why: str) -> None:
-        """Leave one record out, by name."""
+        """Leave one record out and name it."""
         self.records += 1
         self.skipped.append(Skipped(where, why))
 
     def add(self, image: StoredImage | str, caption: str, split: str, where: str) -> None:
-        """One caption of an image. In place of an image there may be the reason why there is none."""
+        """Add one caption of an image. Instead of an image there may be the reason why there is none."""
         if isinstance(image, str):
             return self.skip(where, image)
         caption = clean_caption(caption)
         if not caption:
             return self.skip(where, "the caption is empty")
-        if len(caption) > LONGEST:
-            return self.skip(
-                where, f"the caption has {len(caption):,} characters, more than {LONGEST:,}"
-            )
-        own = ""
-        if split and self._with_splits:
-            own = _split_named(split) or ""
-            if not own and split.strip():
-                return self.skip(
-                    where, f"the split {split.strip()[:40]!r} is none of train, val, test"
-                )
-        entry = self._found.get(image.name)
-        if entry is None:
-            self._found[image.name] = (image, {caption: None}, own)
-        elif own and entry[2] and entry[2] != own:
+        if len(caption) > MAX_CAPTION_LENGTH:
+            why = f"the caption has {len(caption):,} characters, more than {MAX_CAPTION_LENGTH:,}"
+            return self.skip(where, why)
+        named_split = ""
+        if self._with_splits and split.strip():
+            named_split = _split_named(split) or ""
+            if not named_split:
+                why = f"the split {split.strip()[:40]!r} is none of train, val, test"
+                return self.skip(where, why)
+        row = self._rows.setdefault(image.name, CollectedRow(image, named_split))
+        if named_split and row.split and row.split != named_split:
             # An image in two splits would be trained on and scored on; the first one that is named keeps it.
-            return self.skip(where, f"the image is in {entry[2]} already, here in {own}")
-        else:
-            if own and not entry[2]:
-                self._found[image.name] = (image, entry[1], own)
-            if caption in entry[1]:
-                self.repeated += 1
-            entry[1][caption] = None
+            return self.skip(where, f"the image is in {row.split} already, here in {named_split}")
+        row.split = row.split or named_split
         self.records += 1
+        self.repeated += caption in row.captions
+        row.captions[caption] = None
         return None
 
     def holds(self, name: str) -> bool:
-        """Whether an image of this name has a caption already."""
-        return name in self._found
+        """Return whether an image of this name has a caption already."""
+        return name in self._rows
 
     def label(self, name: str, label: str) -> None:
-        """The class of an image, where the source has classes."""
+        """Set the class of an image, if the source has classes."""
         self._labels[name] = label
 
     def table(self, kind: str, how: str) -> Table:
-        """What was found, with the class of each image where there are classes. Raises where that is nothing, with
-        the commonest reason."""
-        if not self._found:
+        """Return what was collected. Raises DataError with the most common reason if that is nothing."""
+        if not self._rows:
             raise self._nothing(kind)
-        rows = [
-            Row(image, tuple(captions), split) for image, captions, split in self._found.values()
-        ]
-        names = [self._labels[row.image.name] for row in rows] if self._labels else []
-        classes = {name: at for at, name in enumerate(dict.fromkeys(names))}
-        labels = [classes[name] for name in names]
-        columns = [used.describe(count) for used, count in self.columns.items()]
+        names = [self._labels[name] for name in self._rows] if self._labels else []
+        classes = {name: index for index, name in enumerate(dict.fromkeys(names))}
+        described = [used.describe(count) for used, count in self.columns.items()]
         return Table(
-            rows,
+            [Row(row.image, tuple(row.captions), row.split) for row in self._rows.values()],
             kind,
-            "; ".join([how, *columns]),
+            "; ".join([how, *described]),
             self.skipped,
             list(classes),
-            labels,
+            [classes[name] for name in names],
             self.records,
             self.repeated,
             self.columns,
@@ -389,12 +389,11 @@ class RowCollector:
     def _nothing(self, kind: str) -> DataError:
         if not self.skipped:
             return DataError(f"{kind} has no rows.", hint="an image and a caption a row")
-        why, _ = Counter(skipped.why for skipped in self.skipped).most_common(1)[0]
-        first = next(skipped for skipped in self.skipped if skipped.why == why)
-        unfound = "image" in why or "folder" in why
+        why, places = next(iter(reasons(self.skipped).items()))
+        hint = "other data, or mend this"
+        if "image" in why or "folder" in why:
+            hint = "--set data.pictures=FOLDER, where the images are"
         return DataError(
-            f"None of the {self.records:,} rows of {kind} can be used. {first.where}: {why}.",
-            hint="--set data.pictures=FOLDER, where the images are"
-            if unfound
-            else "other data, or mend this",
+            f"None of the {self.records:,} rows of {kind} can be used. {places[0]}: {why}.",
+            hint=hint,
         )
