@@ -102,6 +102,8 @@ class Columns:
     """Folder that the names of images are relative to."""
     file_share: float
     """Share of the first rows whose image was found."""
+    has_endings: bool
+    """Whether names of images end like image files."""
     has_header: bool = True
 
     @property
@@ -167,6 +169,7 @@ def choose_named_columns(
         None if split is None else split.index,
         image.folder,
         image.file_share,
+        image.ending_share > 0,
     )
 
 

@@ -115,7 +115,9 @@ def is_row(cells: list[str], columns: Columns) -> bool:
     if len(cells) < 2 or len(cells) <= columns.image:
         return False
     name = cells[columns.image].strip(' "')
-    return is_image(name) or isinstance(columns.folder.find(name), ImageFile)
+    if columns.has_endings:
+        return is_image(name)
+    return isinstance(columns.folder.find(name), ImageFile)
 
 
 def listed_splits(path: Path) -> dict[str, str]:
