@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ def finder(tmp_path: Path) -> ImageFinder:
     return ImageFinder(make_images(tmp_path, "a.png", "b.png", "c.png", "1.png"))
 
 
-def choose(text: str, finder: ImageFinder, **settings: str) -> Columns:
+def choose(text: str, finder: ImageFinder, **settings: Any) -> Columns:
     rows = [line.split("|") for line in text.splitlines()]
     return choose_columns(rows, [finder], DataConfig(**settings), "list.csv")
 

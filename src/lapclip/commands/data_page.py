@@ -10,7 +10,7 @@ from lapclip.data.check_data import MAX_EXAMPLES, CheckedData, Example, Finding
 from lapclip.data.decode import decode
 from lapclip.data.table import Row
 from lapclip.errors import DataError
-from lapclip.report.document import Gallery, Report, ReportImage, Section, to_html
+from lapclip.report.document import Block, Gallery, Report, ReportImage, Section, to_html
 from lapclip.seeding import generator
 from lapclip.text import printable
 from lapclip.user_files import write_user_files
@@ -27,7 +27,7 @@ def write_page(path: Path, title: str, data: CheckedData, findings: Sequence[Fin
     subtitle = f"{len(data.table.rows):,} images. {data.table.how}"
     sections = [Section("Random pairs", [random_pairs(data)])]
     if findings:
-        galleries = [finding_gallery(data, finding) for finding in findings]
+        galleries: list[Block] = [finding_gallery(data, finding) for finding in findings]
         sections.append(Section("Findings", galleries))
     report = Report(f"Check of {title}", subtitle, sections=sections)
     write_user_files({path: to_html(report)}, hint=OTHER_FILE)
