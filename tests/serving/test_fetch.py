@@ -258,9 +258,9 @@ def test_an_image_by_its_address_has_the_vector_of_its_bytes(
 
 def test_other_dialects_take_addresses_too(fetching: Serving, network: Network) -> None:
     image = {"type": "image_url", "image_url": {"url": f"https://{NAME}/image/5"}}
-    asked = {"model": "mine", "input_type": "image", "inputs": [{"content": [image]}]}
-    answer = fetching.post("/v2/embed", asked)
-    assert answer.json["embeddings"]["float"] == [embedding(fetching, f"https://{NAME}/image/5")]
+    asked = {"messages": [{"role": "user", "content": [image]}]}
+    answer = fetching.post("/v1/embeddings", asked)
+    assert answer.json["data"][0]["embedding"] == embedding(fetching, f"https://{NAME}/image/5")
 
 
 def test_an_address_is_fetched_each_time(fetching: Serving, network: Network) -> None:
@@ -560,17 +560,13 @@ def test_the_images_of_one_request_are_bounded_together(
     bounded.close()
 
 
-@pytest.mark.parametrize("path", ["/v1/embed", "/v2/embed"])
 def test_a_model_that_was_named_by_its_fingerprint_answers_or_nobody(
-    fetching: Serving, network: Network, monkeypatch: pytest.MonkeyPatch, path: str
+    fetching: Serving, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = fetching.service.model
-    asked = {
-        "model": model.fingerprint,
-        "input_type": "image",
-        "images": [f"https://{NAME}/next/1"],
-    }
-    assert fetching.post(path, asked).status == 200
+    asked = {"items": [{"image": f"https://{NAME}/next/1"}]}
+    demand = {"X-Lapclip-Model": model.fingerprint}
+    assert fetching.post("/embed", asked, **demand).status == 200
 
     def replaced_meanwhile(host: Any, port: Any, *arguments: Any, **options: Any) -> Any:
         if port == 443:
@@ -578,4 +574,4 @@ def test_a_model_that_was_named_by_its_fingerprint_answers_or_nobody(
         return network.resolve(host, port, *arguments, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", replaced_meanwhile)
-    assert fetching.post(path, asked).status == 409
+    assert fetching.post("/embed", asked, **demand).status == 409

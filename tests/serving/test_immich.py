@@ -328,7 +328,7 @@ def test_immich_has_no_key_and_needs_none_where_that_was_allowed(
     async def send(message: Any) -> None:
         statuses.append(message.get("status"))
 
-    for path in ("/predict", "/v1/embed"):
+    for path in ("/predict", "/v1/embeddings"):
         scope = {
             "type": "http",
             "method": "POST",

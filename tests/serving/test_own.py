@@ -183,7 +183,6 @@ def test_answers_that_are_far_longer_than_what_is_asked(served: Serving) -> None
         ("/classify", "images", {"images": [3] * 2049, "labels": LABELS}),
         ("/embed", "items", {"items": [3] * 2049}),
         ("/similarity", "others", {"items": [{"text": "a"}], "others": [3] * 2049}),
-        ("/v1/embed", "texts", {"texts": [3] * 2049}),
         ("/v1/embeddings", "messages", {"messages": [3] * 2049}),
     ],
 )
@@ -224,10 +223,6 @@ MANY_ERRORS: dict[str, tuple[str, Any]] = {
     "fields": ("/embed", dict.fromkeys(map(str, range(100_000)))),
     "fields of items": ("/embed", {"items": [dict.fromkeys(map(str, range(60)))] * 2000}),
     "parts": ("/v1/embeddings", {"messages": [{"role": "user", "content": WRONG}] * 100}),
-    "contents": (
-        "/v2/embed",
-        {"model": "any", "input_type": "image", "inputs": [{"content": WRONG}] * 100},
-    ),
 }
 
 

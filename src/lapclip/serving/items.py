@@ -34,20 +34,14 @@ class Text:
     """A text to embed."""
 
     text: str
-    whole: bool = False
-    """Whether a text that the model cannot take whole is refused; else its end is cut off."""
 
     tower = "text"
 
     @cached_property
     def digest(self) -> bytes:
         """Equal for equal texts."""
-        kind = (
-            b"w" if self.whole else b"t"
-        )  # a vector of a text that was cut must not answer for the whole of it
-        return hashlib.blake2b(
-            kind + self.text.encode("utf-8", "surrogatepass"), digest_size=16
-        ).digest()
+        text = self.text.encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(b"t" + text, digest_size=16).digest()
 
     def row(self, encoder: Encoder) -> np.ndarray:
         """Its tokens, padded to a multiple of 8 so that shapes repeat."""
@@ -57,20 +51,12 @@ class Text:
                 hint="an image as a data URI (data:image/jpeg;base64,...), if it is one",
             )
         tokens = self.tokens(encoder)
-        if len(tokens) > encoder.context:
-            raise BadItem(
-                f"the text has more than the {encoder.context} tokens that this model takes."
-            )
         return pad([tokens], encoder.context, encoder.tokenizer.padding)[0]
 
     def tokens(self, encoder: Encoder) -> list[int]:
         """What the model reads of it. Kept, because some dialects count them once more."""
         if "_tokens" not in self.__dict__:
-            tokenizer = encoder.tokenizer
-            one_more = self.whole and (
-                not tokenizer.fills or tokenizer.length(self.text) > encoder.context
-            )
-            self.__dict__["_tokens"] = tokenizer.encode(self.text, encoder.context + one_more)
+            self.__dict__["_tokens"] = encoder.tokenizer.encode(self.text, encoder.context)
         return self.__dict__["_tokens"]
 
 

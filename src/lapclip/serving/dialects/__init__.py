@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import importlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,11 +23,10 @@ from lapclip.text import to_json
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
-    from lapclip.serving.service import ServedModel, Service
+    from lapclip.serving.service import Service
 
 LONGEST_LIST = 2048
 """Items of a list that is read at all, as many as OpenAI takes. What is admitted may be less: see `InTurns`."""
-FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 REFUSED = "lapclip.refused"
 """Where the scope of a request holds the code of its refusal, for the metrics."""
 _DIALECTS: list[Dialect] = []
@@ -51,18 +49,9 @@ class Dialect:
 
 def load_dialects() -> list[Dialect]:
     """All dialects, registered by their files."""
-    for name in ("own", "openai", "cohere", "immich"):
+    for name in ("own", "openai", "immich"):
         importlib.import_module(f"lapclip.serving.dialects.{name}")
     return _DIALECTS
-
-
-def check_model_name(service: Service, model: ServedModel, named: str | None) -> str | None:
-    """One model is served, so any name is taken for it. A fingerprint is a demand, as the header X-Lapclip-Model is;
-    it is returned."""
-    if named is None or named == model.name or not FINGERPRINT.fullmatch(named):
-        return None
-    service.check_demand(named, model)
-    return named
 
 
 def answer_refusal(scope: Scope, refusal: Refusal) -> Response:

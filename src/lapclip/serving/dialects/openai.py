@@ -11,6 +11,7 @@ One model is served, so any `model` is taken for it, and the answer says its rea
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
@@ -24,7 +25,6 @@ from lapclip.serving.dialects import (
     LONGEST_LIST,
     Dialect,
     InTurns,
-    check_model_name,
     json_answer,
     packed,
 )
@@ -33,6 +33,7 @@ from lapclip.serving.items import Item, Text, image_from_text, is_image_text
 from lapclip.serving.refusals import BadItem, Fault, Refusal, TooLarge, Unknown, Unsupported
 from lapclip.serving.service import ServedModel, Service
 
+FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 COUNTED_AT_ONCE = 64
 """Texts whose tokens are counted without a thread."""
 
@@ -321,8 +322,10 @@ def routes(service: Service) -> APIRouter:
 
 
 def _check_model(service: Service, model: ServedModel, request: EmbeddingsRequest) -> None:
-    """Refuse what another model would have to give."""
-    check_model_name(service, model, request.model)
+    """Refuse a fingerprint and a dimension other than the model's. Any other name stands for the served model."""
+    name = request.model
+    if name is not None and name != model.name and FINGERPRINT.fullmatch(name):
+        service.check_demand(name, model)
     if request.dimensions not in (
         None,
         0,
