@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from lapclip.commands.evaluate import EvaluationRequest, evaluate
+from lapclip.commands.evaluate import evaluate
+from lapclip.commands.evaluation_data import EvaluationRequest
 from lapclip.commands.train import train
 
 

@@ -20,7 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from lapclip.commands.evaluate import EvaluationRequest, choose_data, find_model, open_data
+from lapclip.commands.evaluation_data import (
+    EvaluationRequest,
+    choose_data,
+    find_model,
+    open_data,
+)
 from lapclip.embedder import load
 from lapclip.evaluation.ranks import ranks
 from lapclip.evaluation.recall_estimate import REFERENCE_CANDIDATES, estimate_recall

@@ -17,7 +17,12 @@ from pathlib import Path
 import numpy as np
 from plots import Axis, Point, Series, draw, numbered
 
-from lapclip.commands.evaluate import EvaluationRequest, choose_data, find_model, open_data
+from lapclip.commands.evaluation_data import (
+    EvaluationRequest,
+    choose_data,
+    find_model,
+    open_data,
+)
 from lapclip.embedder import load
 from lapclip.evaluation.intervals import bootstrap_interval
 from lapclip.evaluation.ranks import ranks

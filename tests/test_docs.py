@@ -176,7 +176,6 @@ DEAR = {
     "compare": ["compare", "--seconds", "5"],
     "probe": ["probe", "scenes", "--images", "40", *set_flags("data.train_pairs=64")],
     "export": ["export", "mine", "--to", "onnx"],
-    "gained": ["gained", "tuned", "--device", "cpu"],
 }
 ELSEWHERE = {"stop", "serve", "watch --web", "search --web"}
 """What works until it is stopped: tests/commands/test_background.py, tests/serving and the tests of the pages."""
@@ -215,12 +214,6 @@ def test_json_objects_have_the_names_that_the_page_promises(command: str, with_a
 def test_json_objects_of_commands_that_take_a_while(command: str, with_a_run: Path) -> None:
     if command == "resume":
         train_small(name="stopped", callbacks=stop_after(4, "stopped"))
-    if command == "gained":
-        kept = [
-            setting for setting in SMALL if not setting.startswith(("model.", "data.tokenizer"))
-        ]
-        done = lapclip("train", "--from", "mine", "--name", "tuned", *set_flags(*kept))
-        assert done.returncode == 0, done.stderr
     done = lapclip(*DEAR[command], "--json")
     assert done.returncode == 0, done.stderr
     check_promise(command, json.loads(done.stdout))

@@ -4,7 +4,7 @@ A model may be a run by its name or path, a folder or a file with a model, a fol
 published model by its short name, or a name on the Hugging Face hub, as hf:org/name. A run's model wins over one at a
 path of the same name, and both over a published one. Without a name each command has one rule, which its help states.
 
-`eval`, `gained`, `export` and `report` take `newest_run`: they are typed after training and are about the run that was
+`eval`, `export` and `report` take `newest_run`: they are typed after training and are about the run that was
 just trained, good or bad. `search` is about photos, not about a run: it takes the model that made the index of the
 folder (`that_made_an_index`), because all images would have to be read again for another one, and where there is no
 index the model that finds photos best (`best_on_photos`). `embed` does the same with the file it is to write.
@@ -207,7 +207,7 @@ def for_photos(again: str = "--model") -> str:
 
 
 def newest_run() -> WhichModel:
-    """The rule of `eval`, `gained`, `export` and `report`: the run that was started last."""
+    """The rule of `eval`, `export` and `report`: the run that was started last."""
     run = find_run(None)
     if not is_model(run.path):
         raise _without_model(run)

@@ -53,11 +53,6 @@ CASES = {
         ["out/evaluation.html", "out/evaluation.md", "out/evaluation.json"],
         PAGE_LIMIT,
     ),
-    "gained --out": Case(
-        ["gained", "tuned", "--device", "cpu", "--out", "out"],
-        ["out/gained.html", "out/gained.md", "out/gained.json"],
-        PAGE_LIMIT,
-    ),
     "export --out": Case(
         ["export", "mine", "--to", "openclip", "--out", "out"],
         ["out/README.md", "out"],

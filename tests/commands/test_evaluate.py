@@ -14,13 +14,12 @@ import pytest
 from PIL import Image
 
 from lapclip.cli.eval import _tables
-from lapclip.commands.evaluate import (
+from lapclip.commands.evaluate import evaluate, save_evaluation, score
+from lapclip.commands.evaluation_data import (
     EvaluationRequest,
     choose_split,
     choose_templates,
-    evaluate,
-    save_evaluation,
-    score,
+    encode,
 )
 from lapclip.commands.export import open_pairs
 from lapclip.config import DataConfig
@@ -248,14 +247,14 @@ def test_classes_are_told_apart_with_templates(mine: Path) -> None:
     split, why = choose_split(["train", "val"], None, learnt_from=False, classes=True)
     assert (split, why) == ("all", "classes: all images count")
     model, told = load("runs/mine"), []
-    found, _ = score(
+    vectors = encode(
         model,
         pairs,
         data.classes,
         ["a {}.", "the {}."],
-        None,
         lambda done, total: told.append((done, total)),
     )
+    found, _ = score(model, vectors, pairs, data.classes, None)
     assert told[-1] == (20, 20)
     centres = [
         model.encode_text([f"a {name}.", f"the {name}."]).mean(axis=0)
@@ -267,7 +266,6 @@ def test_classes_are_told_apart_with_templates(mine: Path) -> None:
     ).argmax(axis=1)
     assert found["zeroshot"]["top1"] == pytest.approx(np.mean(guesses == np.arange(20) % 3))
     assert found["zeroshot"]["classes"] == 3
-    assert found["templates"] == ["a {}.", "the {}."]
     assert choose_split(["train", "val"], "val", learnt_from=False, classes=True)[0] == "val"
     result = {
         "run": "runs/mine",
@@ -275,6 +273,7 @@ def test_classes_are_told_apart_with_templates(mine: Path) -> None:
         "split": "all",
         "why_split": why,
         "notes": [],
+        "templates": ["a {}.", "the {}."],
         **found,
     }
     files = save_evaluation(result, pairs, Path("kept"), Path("kept"))
@@ -437,7 +436,7 @@ def test_embeddings_that_are_not_numbers_are_refused() -> None:
     )
     for classes in ([], ["a", "b"]):
         with pytest.raises(RunError, match="not numbers"):
-            score(model, pairs, classes, ["{}"], None)
+            encode(model, pairs, classes, ["{}"])
 
 
 def test_joined_splits_read_like_one_array() -> None:
@@ -454,7 +453,7 @@ def test_joined_splits_read_like_one_array() -> None:
 def test_images_without_captions_are_refused(mine: Path) -> None:
     empty = Pairs(np.zeros((2, 64, 64, 3), dtype=np.uint8), [(), ()])
     with pytest.raises(DataError, match="None of the images has a caption"):
-        score(load("runs/mine"), empty, [], [], None)
+        encode(load("runs/mine"), empty, [], [])
     with pytest.raises(ConfigError):
         evaluate(EvaluationRequest("mine", templates="x"))
 

@@ -16,7 +16,8 @@ import torch
 
 import lapclip
 from lapclip.commands import run_setup
-from lapclip.commands.evaluate import EvaluationRequest, evaluate
+from lapclip.commands.evaluate import evaluate
+from lapclip.commands.evaluation_data import EvaluationRequest
 from lapclip.commands.train import recording, train
 from lapclip.config import DataConfig, TrainConfig, build_config, parse_settings, read_recipe
 from lapclip.data.sources.built_in import load_scenes

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.commands.evaluate import EvaluationRequest, evaluate
+from lapclip.commands.evaluate import evaluate
+from lapclip.commands.evaluation_data import EvaluationRequest
 from lapclip.embedder import OnnxEmbedder, load
 from lapclip.errors import ConfigError
 from lapclip.exporting import find_format, known_formats

@@ -14,7 +14,8 @@ from PIL import Image
 from safetensors import SafetensorError
 
 import lapclip
-from lapclip.commands.evaluate import EvaluationRequest, evaluate
+from lapclip.commands.evaluate import evaluate
+from lapclip.commands.evaluation_data import EvaluationRequest
 from lapclip.commands.export import export
 from lapclip.data.dataset import Pairs
 from lapclip.data.tokenizers import (

@@ -35,6 +35,7 @@ from lapclip.commands import export as exporting
 from lapclip.commands import resume as resuming
 from lapclip.commands import train as training
 from lapclip.commands import tune as tuning
+from lapclip.commands.evaluation_data import EvaluationRequest
 from lapclip.commands.run_setup import Callbacks
 from lapclip.config import flag_settings, recipe_for
 from lapclip.errors import ConfigError, RunBusy
@@ -251,6 +252,9 @@ def evaluate(
     device: str = "auto",
     out: str | os.PathLike[str] | None = None,
     settings: Settings | None = None,
+    before: Model | None = None,
+    check: str | Sequence[str] = (),
+    blend: bool = False,
     progress: bool = True,
     yes: bool = False,
 ) -> Evaluation:
@@ -274,6 +278,12 @@ def evaluate(
         Folder for the evaluation and its page; without one, the run's own.
     settings
         How to read the data: `{"data.caption_column": "title"}`.
+    before
+        A model to compare with, for example the one that training started from.
+    check
+        Other images to compare both models on, to see what was forgotten: a folder or a table, or several.
+    blend
+        Write the best model between both into the run's folder `blended`, chosen on val.
     progress
         Show how far it is.
     yes
@@ -287,11 +297,14 @@ def evaluate(
         )
         split = path_name(split, "split", "train, val, test or all")
         _have(named if data is not None else None, shown, yes=yes)
+        earlier = model_name(before)
+        _have(earlier, shown, yes=yes)
+        checks = (check,) if isinstance(check, str) else tuple(check)
         asked = asked_settings(data, settings, shown.data_progress if shown else None)
         source = asked.get("data.source")
         others = as_texts({name: value for name, value in asked.items() if name != "data.source"})
-        request = evaluating.EvaluationRequest(
-            named, source, split, sentences, device, where, others
+        request = EvaluationRequest(
+            named, source, split, sentences, device, where, others, earlier, checks, blend
         )
         counting = shown.counting("embedding images and captions") if shown else None
         with held(asked):

@@ -20,7 +20,6 @@ from lapclip.cli.doctor import doctor
 from lapclip.cli.embed import embed
 from lapclip.cli.eval import evaluate
 from lapclip.cli.export import export
-from lapclip.cli.gained import gained
 from lapclip.cli.join import join
 from lapclip.cli.machine import machine
 from lapclip.cli.model import model, models
@@ -57,7 +56,6 @@ app.command(runs, sort_key=4)
 app.command(watch, sort_key=5)
 app.command(doctor, sort_key=6)
 app.command(evaluate, name="eval", sort_key=7)
-app.command(gained, sort_key=8)
 app.command(report, sort_key=8)
 app.command(export, sort_key=8)
 app.command(search, sort_key=8)

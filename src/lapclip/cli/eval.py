@@ -28,6 +28,9 @@ def evaluate(
     settings: Annotated[
         tuple[str, ...], Parameter(name="--set", negative="", show_default=False)
     ] = (),
+    before: Annotated[str | None, Parameter(show_default=False)] = None,
+    check: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
+    blend: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     yes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     common: Common | None = None,
 ) -> int:
@@ -44,6 +47,7 @@ def evaluate(
     - `lapclip eval first-run photos/ --split val`
     - `lapclip eval vit-b-32-laion2b photos/`
     - `lapclip eval first-run clothes/ --templates "a photo of a {}.|a {} on a table."`
+    - `lapclip eval mine --before runs/mine/start --check scenes --blend`
 
     Parameters
     ----------
@@ -63,15 +67,27 @@ def evaluate(
         Folder for the evaluation and its page; without one, the run's own. Example: lapclip eval --out shared
     settings
         How to read the data; may be repeated. Example: lapclip eval first-run a.csv --set data.caption_column=title
+    before
+        Compare with this model, for example the one that training started from: recall of both on these images.
+        Example: lapclip eval mine --before runs/mine/start
+    check
+        Other images to compare both models on, to see what was forgotten; may be repeated. Example: lapclip eval
+        mine --before runs/mine/start --check clothes/
+    blend
+        Write the best model between both into the run's blended/: weights a share of the way from the one before, the
+        share chosen on val. Example: lapclip eval mine --before runs/mine/start --blend
     yes
         Fetch a published model without asking. Example: lapclip eval vit-b-32-laion2b photos/ --yes
     """
     with loading():
-        from lapclip.commands.evaluate import EvaluationRequest
         from lapclip.commands.evaluate import evaluate as evaluate_model
+        from lapclip.commands.evaluation_data import EvaluationRequest
 
     have_model(model if data else None, yes=yes)
-    request = EvaluationRequest(model, data, split, templates, device, out, settings)
+    have_model(before, yes=yes)
+    request = EvaluationRequest(
+        model, data, split, templates, device, out, settings, before, check, blend
+    )
     with display() as shown:
         result = evaluate_model(
             request, shown.data_progress, shown.counting("embedding images and captions")
@@ -94,6 +110,7 @@ def _tables(result: dict[str, Any]) -> list[str]:
         named = f"{result['split']} pairs" if result["split"] != "all" else "pairs"
         what = f"{'held-out ' * held_out}{named}"
         lines += recall_table(result["evaluation"], what)
+        lines += _before_lines(result.get("before"))
         if (baseline := result.get("linear_baseline")) is not None:
             lines.append(f"  [dim]{'linear baseline':<33}{baseline:>8.1%}[/dim]")
         lines += _shared(result["ceilings"]) + short_question_lines(result["short_questions"])
@@ -101,6 +118,8 @@ def _tables(result: dict[str, Any]) -> list[str]:
         lines += _hubness(result.get("hubness") or {})
     else:
         lines += _classes(result["zeroshot"])
+    if before := result.get("before"):
+        lines += ["", escape(before["summary"]), ""]
     geometry = result["geometry"]
     lines.append(
         f"[bold]{'embeddings':<35}[/bold]     gap  alignment  uniformity of images  of captions"
@@ -186,6 +205,15 @@ def start_lines(evaluation: dict[str, Any] | None) -> list[str]:
         if evaluation
         else []
     )
+
+
+def _before_lines(before: dict[str, Any] | None) -> list[str]:
+    """Return the recall of the model before, without intervals."""
+    if not before:
+        return []
+    return [
+        f"  {f'before, {text}':<33}{_recalls(before['recalls'], way)}" for way, text in WAYS.items()
+    ]
 
 
 def _recall_line(evaluation: dict[str, Any], way: str, text: str) -> str:

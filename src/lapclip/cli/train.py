@@ -263,10 +263,16 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
         *[f"ended early   {outcome.early}"] * bool(outcome.early),
         f"run           {outcome.run}",
         "",
-        *[f"Next: {escape(typed(command('gained', name)))}"] * bool(outcome.start_evaluation),
-        f"{'     ' if outcome.start_evaluation else 'Next:'} {escape(typed(command('eval', name)))}",
+        f"Next: {escape(typed(evaluation_command(outcome, name)))}",
         *_further(outcome, name),
     ]
+
+
+def evaluation_command(outcome: Outcome, name: str) -> str:
+    """Return the command that evaluates the run, beside its start if that was trained."""
+    if outcome.start_evaluation is None:
+        return command("eval", name)
+    return command("eval", name, "--before", f"{outcome.run}/start")
 
 
 def _further(outcome: Outcome, name: str) -> list[str]:

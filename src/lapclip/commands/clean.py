@@ -49,7 +49,6 @@ MEASUREMENTS = (
     "kernels.json",
     "canary.json",
     "compare.json",
-    "gained.json",
     "calibration-*.safetensors",
 )
 """Not trusted.json: what the user has agreed to is no measurement."""

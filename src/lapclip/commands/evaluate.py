@@ -7,21 +7,33 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from lapclip.config import AUTO, DataConfig, Layer, build_config, parse_settings
-from lapclip.data.dataset import Pairs, count_seen
-from lapclip.data.loading import Listing, list_data
+from lapclip.commands.before import compare_before
+from lapclip.commands.evaluation_data import (
+    ChosenData,
+    EvaluationData,
+    EvaluationRequest,
+    Vectors,
+    choose_data,
+    choose_templates,
+    count_trained_on,
+    find_model,
+    note_on_training,
+    open_data,
+    training_captions_of,
+)
+from lapclip.data.dataset import Pairs
+from lapclip.data.loading import list_data
 from lapclip.data.pixels import View
-from lapclip.data.sources import find_source
 from lapclip.data.splits import TRAIN
 from lapclip.embedder import Embedder, Encoder, load
-from lapclip.errors import ConfigError, DataError, LapclipError, RunError, nearest
+from lapclip.errors import ConfigError, LapclipError, RunError
 from lapclip.evaluation import FEW, note_on_chance, note_on_few
 from lapclip.evaluation.calibration import (
     Calibration,
@@ -31,63 +43,21 @@ from lapclip.evaluation.calibration import (
 )
 from lapclip.evaluation.evaluation import evaluate_classes, evaluate_pairs
 from lapclip.evaluation.hubness import QuestionBank, bank_of, own_bank, read_bank, save_bank
-from lapclip.evaluation.retrieval import linear_baseline
 from lapclip.evaluation.short_questions import (
     evaluate_short_questions,
     note_on_no_questions,
     short_questions,
 )
-from lapclip.model.shapes import SHAPES
 from lapclip.paths import temporary_folder
 from lapclip.progress import DataProgress, Progress
-from lapclip.prompts import TEMPLATES, class_embeddings, read_templates
 from lapclip.report import report_files, report_names
 from lapclip.report.evaluation_report import EVALUATION, FOLDER, THUMBNAIL, evaluation_report
-from lapclip.suggest import command
 from lapclip.text import to_json
 from lapclip.user_files import check_replaceable, marked, write_user_files
-from lapclip.which_model import NotAModel, WhichModel, which_model
+from lapclip.which_model import WhichModel
 
-ALL = "all"
-DECIDE_SPLITS = ("seed", "split_rule", "split_column", "train_pairs", "held_out")
-"""Settings of data that decide which images are for training: of the run's own data they stay as they were."""
-CHANGED_FILES = (
-    "The images are not those that the run began with (added, or saved again), so some of these may be among those it "
-    "learnt from: this is no test of it."
-)
 SIDE = 144
 """Pixels of a thumbnail's longer side."""
-
-
-@dataclass(frozen=True)
-class EvaluationRequest:
-    """What the user asked to evaluate; everything may be left out."""
-
-    model: str | None = None
-    data: str | None = None
-    split: str | None = None
-    templates: str = ""
-    device: str = AUTO
-    out: Path | None = None
-    settings: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class EvaluationData:
-    """The images to score: their split, why this one, and what the user should know of them."""
-
-    split: str
-    why: str
-    pairs: Pairs
-    classes: Sequence[str]
-    notes: list[str]
-    for_training: int | None
-    """How many of them are in the run's training split; None for data that is not the run's own."""
-    linear_baseline: float | None = None
-    changed: bool = False
-    """Whether the run's own data is no longer what it learnt from, so that any of these may be among that."""
-    training_captions: Sequence[Sequence[str]] = ()
-    """Of the run's own data."""
 
 
 def evaluate(
@@ -107,6 +77,9 @@ def _evaluate(
     data_progress: DataProgress | None,
     encoding_progress: Progress | None,
 ) -> dict[str, Any]:
+    if request.before is None and (request.check or request.blend):
+        flag = "--blend" if request.blend else "--check"
+        raise ConfigError(f"{flag} needs a model to compare with.", hint="--before MODEL")
     if request.out:
         check_replaceable(evaluation_paths(request.out))
     elif model.run:
@@ -125,9 +98,9 @@ def _evaluate(
             error.message.replace("train.device", "--device"), hint="--device auto"
         ) from None
     view = embedder.view
-    fingerprint, seen = (
-        (model.data_fingerprint or "", model.run and model.run.seen) if own else (None, None)
-    )
+    fingerprint, seen = None, None
+    if own:
+        fingerprint, seen = model.data_fingerprint or "", model.run and model.run.seen
     opened = open_data(config, view, request.split, fingerprint, data_progress, seen)
     batch_size = model.config.train.batch_size if model.config else None
     trained_on = count_trained_on(model, opened)
@@ -135,9 +108,13 @@ def _evaluate(
     unseen = trained_on == 0 or (trained_on is None and model.made_by is None)
     held_out = unseen and not opened.changed and opened.split != TRAIN
     bank = question_bank(model, opened, view) if held_out and not opened.classes else None
+    data = ChosenData(config, view, templates, opened, fingerprint, seen)
+    vectors = data.encode(embedder, encoding_progress)
     scores, calibrated = score(
-        embedder, opened.pairs, opened.classes, templates, batch_size, encoding_progress, bank
+        embedder, vectors, opened.pairs, opened.classes, batch_size, encoding_progress, bank
     )
+    if vectors.image_of_text is None:
+        scores["templates"] = list(templates)
     result: dict[str, Any] = {
         "run": str(model.path),
         "data": config.source,
@@ -170,6 +147,12 @@ def _evaluate(
     result["notes"] += note_on_chance(result.get("evaluation") or result["zeroshot"])
     if opened.linear_baseline is not None:
         result["linear_baseline"] = opened.linear_baseline
+    if request.before is not None:
+        after = vectors.mean_score(opened.pairs)
+        compared = compare_before(
+            request, model, embedder, data, after, data_progress, encoding_progress
+        )
+        result["before"] = compared.to_dict()
     name = _plain(opened.split) if own else f"{_slug(config.source)}-{_plain(opened.split)}"
     files: list[Path] = []
     if request.out:
@@ -190,152 +173,21 @@ def _unused_templates(request: EvaluationRequest, opened: EvaluationData) -> lis
     return []
 
 
-def find_model(request: EvaluationRequest) -> WhichModel:
-    """The model that is meant. One word alone that names no model is taken for the data."""
-    try:
-        return which_model(request.model)
-    except NotAModel as error:
-        if request.data is not None:
-            raise
-        raise RunError(
-            f"{error.message} To evaluate on it, name the model first.",
-            hint=command("eval", "RUN", request.model),
-        ) from None
-
-
-def choose_data(model: WhichModel, request: EvaluationRequest) -> tuple[DataConfig, bool]:
-    """The data to score on, and whether it is what the run learnt from."""
-    trained = model.config.data if model.config else None
-    asked = parse_settings(list(request.settings))
-    if request.data is None and trained is None:
-        raise DataError(
-            f"{model.path} is a model without a run: name the data.",
-            hint=command("eval", model.path, "DATA"),
-        )
-    source = request.data if request.data is not None else trained.source if trained else ""
-    own = trained is not None and _same(source, trained.source)
-    _check_settings(asked, own=own)
-    if own and trained is not None:
-        first = Layer("the run", {"data": vars(trained)})
-    else:
-        # Of the run only the seed: columns and folders of other data are looked for anew.
-        first = Layer(
-            "the run", {"data": {"source": source, "seed": trained.seed if trained else 0}}
-        )
-    return build_config([first, asked], SHAPES).data, own
-
-
-def count_trained_on(model: WhichModel, opened: EvaluationData) -> int | None:
-    """How many of the images the model learnt from, known by their bytes; None where that is not known."""
-    run = model.made_by
-    seen = count_seen(opened.pairs.identities, run.seen) if run else None
-    if seen is None and model.config and opened.for_training is None:
-        # Drawn scenes are no files: a run that drew what it learnt from has seen none, and no other run has seen these.
-        drawn = find_source(model.config.data.source).is_drawn, opened.pairs.identities is None
-        return 0 if any(drawn) else None
-    if opened.changed:
-        return seen or None
-    return opened.for_training if seen is None else seen
-
-
-def open_data(
-    config: DataConfig,
-    view: View,
-    asked: str | None,
-    fingerprint: str | None,
-    progress: DataProgress | None,
-    seen: Path | None = None,
-) -> EvaluationData:
-    """The images to score. A fingerprint is that of the data the run began with, empty where it is not known, and None
-    for data that the run did not learn from: of that only splits that it names itself count. `seen` is where the run
-    keeps what it learnt from."""
-    listing, own = list_data(config, view, progress), fingerprint is not None
-    classes, splits = listing.table.classes, listing.splits if own else listing.named_splits(ALL)
-    split, why = choose_split(
-        list(dict.fromkeys(splits)), asked, learnt_from=own, classes=bool(classes)
-    )
-    chosen = [at for at, each in enumerate(splits) if split in (ALL, each)]
-    pairs, notes = listing.load(chosen, view, progress)
-    if not len(pairs):
-        raise DataError(f"The split {split} has no images that can be read.", hint=f"--split {ALL}")
-    of_training = min(
-        len(pairs), sum(splits[at] == TRAIN for at in chosen)
-    )  # at the most: some may be broken
-    for_training = of_training if own else None
-    if listing.drawn is None:
-        changed = seen is not None and listing.has_changed_since(seen, view, progress)
-        notes = [*[CHANGED_FILES] * changed, *notes]
-        captions = _training_captions(listing) if own and not changed else ()
-        return EvaluationData(
-            split, why, pairs, classes, notes, for_training, None, changed, captions
-        )
-    if fingerprint not in (None, "", listing.drawn.fingerprint):
-        notes = ["The data is not what the run began with: it is scored as it is now."]
-    baseline, captions = (
-        linear_baseline(listing.drawn.train, pairs),
-        _training_captions(listing) if own else (),
-    )
-    return EvaluationData(
-        split, why, pairs, classes, notes, for_training, baseline, training_captions=captions
-    )
-
-
-def choose_split(
-    splits: Sequence[str], asked: str | None, *, learnt_from: bool, classes: bool = False
-) -> tuple[str, str]:
-    """The split to score among those there are, and why this one."""
-    if asked is not None:
-        if asked not in (ALL, *splits):
-            raise DataError(
-                f"The data has no split {asked}. {nearest(asked, splits)}", hint=f"--split {ALL}"
-            )
-        return asked, "asked for"
-    if classes and not learnt_from:
-        return ALL, "classes: all images count"
-    if "test" in splits:
-        return "test", "it chose nothing"
-    if "val" in splits:
-        return "val", "there is no test split" + (
-            "; val chose the checkpoint" if learnt_from else ""
-        )
-    return ALL, "it has no splits of its own" if ALL in splits else "it has no test or val split"
-
-
-def choose_templates(request: EvaluationRequest, config: DataConfig, *, own: bool) -> list[str]:
-    """Those asked for; for the run's own classes those it was trained with; else the small set that lapclip has."""
-    if request.templates:
-        return read_templates(request.templates)
-    # Of other data, prompts that are not the usual ones come from --set.
-    return (
-        read_templates(config.prompts)
-        if own or config.prompts != DataConfig().prompts
-        else list(TEMPLATES)
-    )
-
-
 def score(
     embedder: Encoder,
+    vectors: Vectors,
     pairs: Pairs,
     classes: Sequence[str],
-    templates: Sequence[str],
     batch_size: int | None,
     progress: Progress | None = None,
     bank: QuestionBank | None = None,
 ) -> tuple[dict[str, Any], Calibration | None]:
     """The metrics: of classes, how many images get the right one; of pairs, how many find each other. With a question
     bank, also what a correction for hubness gains, where there are pairs enough."""
-    if pairs.labels is not None and classes:
-        images = embedder.encode_pixels(pairs.pixels, progress)
-        prompted = class_embeddings(embedder.encode_text, classes, templates)
-        check_numbers(images, prompted)
-        return {
-            **evaluate_classes(images, prompted, pairs.labels, classes),
-            "templates": list(templates),
-        }, None
-    if not any(pairs.captions):
-        raise DataError("None of the images has a caption.", hint="lapclip data check DATA")
-    images, texts, owner = embedder.encode_pairs(pairs, progress)
-    check_numbers(images, texts)
+    if vectors.image_of_text is None:
+        assert pairs.labels is not None
+        return evaluate_classes(vectors.images, vectors.texts, pairs.labels, classes), None
+    images, texts, owner = vectors.images, vectors.texts, vectors.image_of_text
     questions = short_questions(pairs.captions)
     asked = embedder.encode_text(questions.texts) if questions else None
     short = (
@@ -358,22 +210,12 @@ def question_bank(model: WhichModel, opened: EvaluationData, view: View) -> Ques
     captions = opened.training_captions
     if (bank := read_bank(run.questions)) is None and not captions and model.config:
         with suppress(LapclipError, OSError):
-            captions = _training_captions(list_data(model.config.data, view))
+            captions = training_captions_of(list_data(model.config.data, view))
     if bank is None and captions:
         bank = bank_of(captions)
         with suppress(OSError):
             save_bank(bank, run.questions)
     return bank or own_bank()
-
-
-def _training_captions(listing: Listing) -> Sequence[Sequence[str]]:
-    if listing.drawn is not None:
-        return listing.drawn.train.captions
-    return [
-        row.captions
-        for row, split in zip(listing.table.rows, listing.splits, strict=True)
-        if split == TRAIN
-    ]
 
 
 def evaluation_paths(folder: Path) -> list[Path]:
@@ -422,15 +264,6 @@ def _shown(result: dict[str, Any]) -> set[int]:
     return found
 
 
-def _same(one: str, other: str) -> bool:
-    if one == other:
-        return True
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return False
-
-
 def _slug(source: str) -> str:
     """A folder's name for other data: the end of its path in plain letters, and what tells it from its namesakes."""
     path = os.path.abspath(source)
@@ -440,34 +273,3 @@ def _slug(source: str) -> str:
 def _plain(text: str) -> str:
     """Text in plain letters, as part of a folder's name."""
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-") or "data"
-
-
-def _check_settings(asked: Layer, *, own: bool) -> None:
-    """Refuse settings by which images that the run learnt from would be scored as if they were held out."""
-    given = asked.values.get("data", {})
-    if "source" in given:
-        raise ConfigError(
-            "The data to score on is not a setting.", hint=command("eval", "RUN", given["source"])
-        )
-    fixed = [name for name in DECIDE_SPLITS if own and name in given]
-    if fixed:
-        raise ConfigError(
-            f"data.{fixed[0]} decides which images the run learnt from, so it stays as it was.",
-            hint=f"leave out --set data.{fixed[0]}; --split NAME chooses among the splits",
-        )
-
-
-def check_numbers(images: np.ndarray, texts: np.ndarray) -> None:
-    if not (np.isfinite(images).all() and np.isfinite(texts).all()):
-        raise RunError(
-            "The model gives embeddings that are not numbers: its training broke down.",
-            hint="lapclip doctor",
-        )
-
-
-def note_on_training(trained_on: int | None, pictures: int) -> list[str]:
-    if not trained_on:
-        return []
-    return [
-        f"The model was trained on {trained_on:,} of these {pictures:,} images: this is no test of it."
-    ]

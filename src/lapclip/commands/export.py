@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lapclip.commands.evaluate import CHANGED_FILES
+from lapclip.commands.evaluation_data import CHANGED_FILES
 from lapclip.config import DataConfig
 from lapclip.data.loading import list_data
 from lapclip.data.pixels import View

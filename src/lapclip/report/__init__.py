@@ -19,7 +19,6 @@ from lapclip.report.document import (
     to_html,
 )
 from lapclip.report.evaluation_report import evaluation_sections
-from lapclip.report.gained_report import gained_sections
 from lapclip.report.run_report import run_report
 from lapclip.runs.folder import RUNS, all_runs, find_run
 from lapclip.runs.view import view_of
@@ -48,8 +47,8 @@ def write_report(name: str | None, out: Path | None) -> tuple[list[Path], list[s
     run = find_run(name)
     if not run.events.exists() and not run.settings.exists():
         raise RunError(f"{run.path} is not a run: it has no events.jsonl.", hint="lapclip runs")
-    sections = [*gained_sections(run.gained), *evaluation_sections(run.path)]
-    sections += [*(comparison_sections(saved) if saved else [])]
+    sections = evaluation_sections(run.path)
+    sections += comparison_sections(saved) if saved else []
     report = run_report(view_of(run), sections)
     files = report_files(report, out or run.path, "report")
     return write_user_files(files, replace_any=out is None), warnings

@@ -63,6 +63,8 @@ def evaluation_report(evaluation: dict[str, Any], folder: Path) -> Report:
 def sections(evaluation: dict[str, Any], folder: Path) -> list[Section]:
     """An evaluation as sections."""
     about = [f"{_where(evaluation)}.", *map(str, _list(evaluation.get("notes")))]
+    if before := mapping(evaluation.get("before")):
+        about.append(str(before.get("summary")))
     scores, classes = mapping(evaluation.get("evaluation")), mapping(evaluation.get("zeroshot"))
     blocks: list[Block | None] = [Sentences(about)]
     if scores:

@@ -7,8 +7,7 @@ log.txt         the same for people
 checkpoints/    the last two, complete; of a finished run the last
 model/          the best model so far, ready to load
 start/          the model that a run began with, where that was trained before
-gained/         what a run gained and forgot since its start, as `lapclip gained` found it
-blended/        the model between start and end that `lapclip gained --alpha` wrote
+blended/        the model between start and end that `lapclip eval --before MODEL --blend` wrote
 pictures/       small images of what the model answers to a few captions
 questions.json  captions and phrases that stand for questions in general
 calibration.safetensors  what `lapclip eval` found of its scores, for search
@@ -81,7 +80,6 @@ class Run:
         self.model = path / "model"
         self.start = path / "start"
         """The model it began with, where that was trained before."""
-        self.gained = path / "gained"
         self.blended = path / "blended"
         """A model between its start and its end."""
         self.images = path / "pictures"
