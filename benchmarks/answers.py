@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from lapclip.commands.evaluate import (
+from lapclip.commands.evaluate import evaluate
+from lapclip.commands.evaluation_data import (
     EvaluationRequest,
     choose_data,
-    evaluate,
     find_model,
     open_data,
 )
@@ -138,41 +138,15 @@ def probe_error(wanted: argparse.Namespace) -> dict[str, Any]:
 
 @row
 def hubness(wanted: argparse.Namespace) -> dict[str, Any]:
-    """Text to image and short questions without and with the correction; each half of the questions is scored with the
-    share that the other half chose."""
+    """Text to image without and with the hubness correction. Each half of the images is scored with the share that the
+    other half chose."""
     found = evaluated(wanted.model)["hubness"]
-    whole, short = found["whole"], found.get("short")
     for name in ("t2i_r1", "t2i_r5", "t2i_r10"):
-        print(
-            f"whole captions, {name:<8} without {whole[name]:.1%}, with {whole[f'{name}_with']:.1%}"
-        )
-    interval = f"{whole['gain_low']:.4f} to {whole['gain_high']:.4f}"
+        print(f"{name:<8} without {found[name]:.1%}, with {found[f'{name}_with']:.1%}")
+    interval = f"{found['gain_low']:.4f} to {found['gain_high']:.4f}"
     print(
-        f"  share {whole['share']}, gain of the mean reciprocal rank {whole['gain']:.4f} ({interval}), {whole['used']=}"
+        f"share {found['share']}, gain of the mean reciprocal rank {found['gain']:.4f} ({interval}), {found['used']=}"
     )
-    if short:
-        print(
-            f"short questions, mAP of words without {short['map']:.4f}, with {short['map_with']:.4f}"
-        )
-        interval = f"{short['gain_low']:.4f} to {short['gain_high']:.4f}"
-        print(
-            f"  share {short['share']}, gain over words and phrases {short['gain']:.4f} ({interval}), {short['used']=}"
-        )
-    return found
-
-
-@row
-def short_questions(wanted: argparse.Namespace) -> dict[str, Any]:
-    """Words and phrases of held-out captions: mean average precision beside chance and matching the words alone."""
-    found = evaluated(wanted.model)["short_questions"]
-    for name, kind in (("words", found), ("phrases", found.get("phrases"))):
-        if kind:
-            sure = f"{kind['map_low']:.3f} to {kind['map_high']:.3f}, over questions"
-            alone = f"words alone {kind['words_alone']} (model there {kind['map_others']})"
-            print(
-                f"{kind['questions']} {name}: mAP {kind['map']:.3f} ({sure}), chance {kind['chance']:.3f}, {alone}"
-            )
-            print(f"  first five right {kind['first_five']:.1%}")
     return found
 
 
@@ -220,7 +194,7 @@ def captions_found(
     if after and seconds is not None:
         before = seconds_of(after)
         seconds = None if before is None else seconds + before
-    found = evaluated(name)["hubness"]["whole"]
+    found = evaluated(name)["hubness"]
     without, corrected = found["t2i_r1"], found["t2i_r1_with"]
     met = (
         without >= goals[0] and corrected >= goals[1] and (seconds is None or seconds <= 60 * most)
@@ -298,7 +272,7 @@ def main() -> None:
     parser.add_argument(
         "--data", default="flickr8k", help="photos with captions and the splits train and val"
     )
-    parser.add_argument("--model", default="heads", help="of the rows hubness and short_questions")
+    parser.add_argument("--model", default="heads", help="of the row hubness")
     parser.add_argument(
         "--towers", default="efficientnet-lite0", help="of the row probe: names, by commas"
     )

@@ -49,7 +49,7 @@ def measured(
             "heads", [f"data.{key}={json.dumps(value)}" for key, value in where.items()], name=name
         )
     result = evaluate(EvaluationRequest(name, split="val"))
-    whole, words = result["hubness"]["whole"], result["short_questions"]
+    whole, words = result["hubness"], result["short_questions"]
     low, high = result["evaluation"]["intervals"]["t2i_r1"]
     print(
         f"{count:>6,} images: text to image R@1 {whole['t2i_r1']:.1%} ({low:.1%} to {high:.1%}), with the correction "

@@ -27,7 +27,6 @@ import torch
 
 from lapclip.data.find_images import Stamp
 from lapclip.evaluation.calibration import Calibration
-from lapclip.evaluation.hubness import KINDS
 from lapclip.searching.index import Entry, Index
 from lapclip.searching.library import Library
 from lapclip.searching.query import nearest, rough_scores
@@ -88,11 +87,17 @@ def make_index(place: Path, images: int, width: int) -> Index:
 
 
 def calibrated(width: int) -> Calibration:
-    """As if it had been measured that half of the closeness to questions in general is to be taken."""
-    one = {"share": 0.5, "used": True, "usual": 0.5}
-    hubness = {"short_below": 9, **dict.fromkeys(KINDS, one)}
-    vectors = {name: np.ones((1000, width), np.float16) for name in KINDS}
-    return Calibration("synthetic", vectors, {"hubness": hubness})
+    """Return a calibration that subtracts half of the hubness from every query."""
+    return Calibration(
+        model="synthetic",
+        bank=np.ones((1000, width), np.float16),
+        share=0.5,
+        usual_hubness=0.5,
+        min_words=1,
+        questions=1000,
+        recall_before=0.2,
+        recall_after=0.3,
+    )
 
 
 def own_memory() -> int:
@@ -165,9 +170,9 @@ def main() -> None:
         opened = time.perf_counter() - began
         vectors = index.vectors()
         calibration = calibrated(wanted.width)
-        close = draws.uniform(0, 1, (wanted.images, len(KINDS))).astype(np.float32)
-        index.append_closeness(calibration.digest or "", close)
-        less = calibration.less("short", close)
+        hubness = draws.uniform(0, 1, wanted.images).astype(np.float32)
+        index.append_hubness(calibration.digest or "", hubness)
+        less = calibration.penalty(hubness)
         other = cast(Any, SimpleNamespace(**vars(encoder) | {"calibration": calibration}))
         corrected = Library(Path(folder), index, other, IndexUpdate())
         asking = 0

@@ -30,7 +30,7 @@ from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError
 from lapclip.evaluation import note_on_chance
 from lapclip.evaluation.calibration import calibration_of
-from lapclip.evaluation.hubness import OWN, read_bank
+from lapclip.evaluation.hubness import BUILT_IN, read_bank
 from lapclip.evaluation.retrieval import retrieval
 from lapclip.prompts import TEMPLATES, class_embeddings
 from lapclip.which_model import which_model
@@ -79,20 +79,17 @@ def test_what_scores_are_worth_is_kept_with_the_run_for_search(mine: Path) -> No
     bank = read_bank(mine / "questions.json")
     assert bank is not None
     assert len(bank.captions) > 100
-    (mine / "questions.json").unlink()  # as in a run of an earlier release
+    (mine / "questions.json").unlink()
     result = evaluate(EvaluationRequest(device="cpu"))
     assert read_bank(mine / "questions.json") == bank
     assert result["hubness"]["bank"]["captions"] == len(bank.captions)
-    assert result["hubness"]["whole"]["questions"] == result["evaluation"]["captions"]
-    assert result["hubness"]["whole"]["t2i_r1"] == pytest.approx(
-        result["evaluation"]["t2i_r1"], abs=0.01
-    )
-    assert not {"verdict", "fits"} & result.keys()
+    assert result["hubness"]["questions"] == result["evaluation"]["captions"]
+    assert result["hubness"]["t2i_r1"] == pytest.approx(result["evaluation"]["t2i_r1"], abs=0.01)
     model = which_model("mine")
     kept = calibration_of(model, load(mine))
     assert kept is not None
-    assert kept.facts["hubness"] == result["hubness"]
-    assert (kept.facts["data"], kept.facts["split"]) == ("scenes", "test")
+    assert kept.recall_after == result["hubness"]["t2i_r1_with"]
+    assert (kept.data, kept.split) == ("scenes", "test")
     assert "hubness correction" in (mine / "evaluation" / "test" / "evaluation.md").read_text(
         encoding="utf-8"
     )
@@ -104,7 +101,7 @@ def test_a_model_without_a_run_is_measured_with_the_bank_that_is_shipped(
     shutil.copytree(mine / "model", "elsewhere")
     photos = write_photos(Path("photos"), [""] * 24)
     result = evaluate(EvaluationRequest("elsewhere", str(photos), device="cpu"))
-    assert result["hubness"]["bank"] == {"from": OWN, "captions": 3000, "phrases": 3000}
+    assert result["hubness"]["bank"] == {"from": BUILT_IN, "captions": 3000}
     assert calibration_of(which_model("elsewhere"), load("elsewhere")) is not None
     assert [path.name[:12] for path in empty_cache.glob("*.safetensors")] == ["calibration-"]
 
@@ -254,7 +251,7 @@ def test_classes_are_told_apart_with_templates(mine: Path) -> None:
         ["a {}.", "the {}."],
         lambda done, total: told.append((done, total)),
     )
-    found, _ = score(model, vectors, pairs, data.classes, None)
+    found = score(model, vectors, pairs, data.classes, None)
     assert told[-1] == (20, 20)
     centres = [
         model.encode_text([f"a {name}.", f"the {name}."]).mean(axis=0)
@@ -485,15 +482,15 @@ def test_a_run_measures_at_its_end_what_its_scores_are_worth(
     train_small(name="mine")
     kept = calibration_of(which_model("mine"), load("runs/mine"))
     assert kept is not None
-    assert (kept.facts["data"], kept.facts["split"]) == ("scenes", "val")
+    assert (kept.data, kept.split) == ("scenes", "val")
     on_val = evaluate(EvaluationRequest("mine", split="val", device="cpu"))
-    assert kept.facts["hubness"] == on_val["hubness"]
+    assert kept.recall_after == on_val["hubness"]["t2i_r1_with"]
     photos = write_photos(Path("photos"), [""] * 24)
     on_test = evaluate(EvaluationRequest("mine", split="test", device="cpu"))
     elsewhere = evaluate(EvaluationRequest("mine", str(photos), device="cpu"))
-    assert on_test["hubness"]["whole"]["questions"] > elsewhere["hubness"]["whole"]["questions"]
+    assert on_test["hubness"]["questions"] > elsewhere["hubness"]["questions"]
     for result in (on_test, elsewhere):
         assert any("split val" in note for note in result["notes"])
     again = calibration_of(which_model("mine"), load("runs/mine"))
     assert again is not None
-    assert again.facts == kept.facts
+    assert again.to_dict() == kept.to_dict()

@@ -1,33 +1,28 @@
-"""The question bank, what is taken from scores for hubness, and what scores tell."""
+"""The caption bank, the correction for hubness, and its file."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from lapclip.evaluation.calibration import (
-    FORMAT,
-    Calibration,
-    keep_calibration,
-    read_calibration,
-)
+from lapclip.evaluation.calibration import Calibration, keep_calibration, read_calibration
 from lapclip.evaluation.hubness import (
-    CAPTIONS,
-    KINDS,
-    NEAREST,
+    MAX_BANK_CAPTIONS,
+    NEAREST_CAPTIONS,
     SHARES,
-    QuestionBank,
-    bank_of,
-    choose,
-    choose_for_captions,
-    closeness,
-    own_bank,
+    CaptionBank,
+    built_in_bank,
+    cross_choose,
+    draw_bank,
+    fit_correction,
+    hubness_of,
+    own_image_ranks,
     read_bank,
     save_bank,
-    t2i_ranks,
 )
 
 from .embeddings import unit
@@ -48,29 +43,26 @@ def hubs(strength: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.nda
     return images.astype(np.float32), texts.astype(np.float32), owner, bank.astype(np.float32)
 
 
-def test_closeness_is_the_mean_of_the_best_scores_and_the_same_for_equal_images() -> None:
+def test_hubness_is_the_mean_of_the_best_scores_and_the_same_for_equal_images() -> None:
     images, _, _, bank = hubs(1.0)
     images = np.concatenate([images, images[:50]])
-    found = closeness(images, {"whole": bank, "short": bank[:10]})
+    found = hubness_of(images, bank)
     scores = (
         images.astype(np.float16).astype(np.float64) @ bank.astype(np.float16).astype(np.float64).T
     )
-    assert np.allclose(
-        found[:, 0], np.sort(scores, axis=1)[:, -NEAREST["whole"] :].mean(axis=1), atol=1e-6
-    )
-    assert np.allclose(found[:, 1], scores[:, :10].mean(axis=1), atol=1e-6)
+    nearest = np.sort(scores, axis=1)[:, -NEAREST_CAPTIONS:]
+    assert np.allclose(found, nearest.mean(axis=1), atol=1e-6)
+    assert np.allclose(hubness_of(images, bank[:10]), scores[:, :10].mean(axis=1), atol=1e-6)
     assert np.array_equal(found[IMAGES:], found[:50])
-    assert closeness(images, {"whole": bank[:0], "short": bank[:0]}).tolist() == [[0, 0]] * len(
-        images
-    )
+    assert hubness_of(images, bank[:0]).tolist() == [0] * len(images)
 
 
 def test_ranks_with_each_share_are_those_of_plain_sorting() -> None:
     images, texts, owner, bank = hubs(1.0)
-    close = closeness(images, {"whole": bank, "short": bank[:0]})[:, 0]
-    found = t2i_ranks(images, texts, owner, close)
+    hubness = hubness_of(images, bank)
+    found = own_image_ranks(images, texts, owner, hubness)
     for row, share in enumerate(SHARES):
-        order = np.argsort(-(texts @ images.T - np.float32(share) * close), axis=1, kind="stable")
+        order = np.argsort(-(texts @ images.T - np.float32(share) * hubness), axis=1, kind="stable")
         assert np.array_equal(found[row], (order == owner[:, None]).argmax(axis=1) + 1)
 
 
@@ -78,31 +70,26 @@ def test_a_correction_is_used_where_there_are_hubs_and_gains_on_questions_that_c
     None
 ):
     images, texts, owner, bank = hubs(0.5)
-    close = closeness(images, {"whole": bank, "short": bank[:0]})[:, 0]
-    found = choose_for_captions(images, texts, owner, close)
-    assert found["used"]
-    assert 0 < found["gain_low"] < found["gain"] < found["gain_high"]
-    assert found["t2i_r1_with"] > found["t2i_r1"] + 0.05
-    assert found["share"] > 0
+    found = fit_correction(images, texts, owner, hubness_of(images, bank))
+    assert found.used
+    assert 0 < found.gain_low < found.gain < found.gain_high
+    assert found.recalls["t2i_r1_with"] > found.recalls["t2i_r1"] + 0.05
+    assert found.share > 0
 
 
 def test_no_correction_where_nothing_shows_a_gain() -> None:
     images, texts, owner, _ = hubs(0.0)
     noise = np.random.default_rng(1).uniform(0, 1, IMAGES).astype(np.float32)
-    assert not choose_for_captions(images, texts, owner, noise)["used"]
+    assert not fit_correction(images, texts, owner, noise).used
 
 
 def test_each_half_is_scored_with_the_share_that_the_other_half_chose() -> None:
-    value_SQ = np.zeros((len(SHARES), 40))
-    found, row_Q = choose(value_SQ, np.arange(40))
-    half = row_Q == row_Q[0]
-    value_SQ[3] = 0.1
-    value_SQ[5, 0] = 100  # one question that would choose its own share
-    found, row_Q = choose(value_SQ, np.arange(40))
-    assert set(row_Q.tolist()) == {3, 5}
-    assert row_Q[0] == 3, "a question is not scored with what it chose itself"
-    assert found["share"] == SHARES[5]
-    assert half.any()
+    values = np.zeros((len(SHARES), 40))
+    values[3] = 0.1
+    values[5, 0] = 100  # one query that would choose its own share
+    rows = cross_choose(values, np.arange(40))
+    assert set(rows.tolist()) == {3, 5}
+    assert rows[0] == 3, "a query is not scored with what it chose itself"
 
 
 def test_a_bank_comes_from_captions_and_is_read_again(tmp_path: Path) -> None:
@@ -110,10 +97,9 @@ def test_a_bank_comes_from_captions_and_is_read_again(tmp_path: Path) -> None:
     captions = [
         [f"a {things[at % 5]} stands beside tree {at}", "brown dog on a beach"] for at in range(30)
     ]
-    bank = bank_of(captions)
-    assert bank == bank_of(captions)
+    bank = draw_bank(captions)
+    assert bank == draw_bank(captions)
     assert len(bank.captions) == len(set(bank.captions)) == 31
-    assert any("dog" in phrase for phrase in bank.phrases)
     save_bank(bank, tmp_path / "questions.json")
     assert read_bank(tmp_path / "questions.json") == bank
     (tmp_path / "questions.json").write_text('{"captions": 3}', encoding="utf-8")
@@ -122,20 +108,33 @@ def test_a_bank_comes_from_captions_and_is_read_again(tmp_path: Path) -> None:
 
 
 def test_a_large_bank_is_drawn_the_same_way_each_time() -> None:
-    captions = [[f"caption number {at}"] for at in range(CAPTIONS + 50)]
-    assert len(bank_of(captions).captions) == CAPTIONS
-    assert bank_of(captions).captions == bank_of(captions).captions
+    captions = [[f"caption number {at}"] for at in range(MAX_BANK_CAPTIONS + 50)]
+    assert len(draw_bank(captions).captions) == MAX_BANK_CAPTIONS
+    assert draw_bank(captions).captions == draw_bank(captions).captions
 
 
-def test_the_bank_that_is_shipped_has_whole_sentences_and_phrases() -> None:
-    bank = own_bank()
-    assert bank == own_bank()
-    texts = [*bank.captions, *bank.phrases]
-    assert len(set(bank.captions)) == len(bank.captions) >= 2000
-    assert len(set(bank.phrases)) == len(bank.phrases) >= 2000
-    assert not [text for text in texts if "{" in text or " a a" in text or "  " in text]
-    assert "a dog" in bank.phrases or "dog" in bank.phrases
-    assert np.median([len(text.split()) for text in bank.phrases]) < bank.short_below
+def test_the_built_in_bank_has_whole_sentences() -> None:
+    bank = built_in_bank()
+    assert bank == built_in_bank()
+    assert len(set(bank.captions)) == len(bank.captions) == MAX_BANK_CAPTIONS
+    assert not [text for text in bank.captions if "{" in text or " a a" in text or "  " in text]
+    assert not [text for text in bank.captions if " a o" in text or " an b" in text]
+    assert 5 < bank.min_words < 15
+
+
+def calibration(**changes: Any) -> Calibration:
+    draw = np.random.default_rng(0)
+    made = Calibration(
+        model="model",
+        bank=unit(draw.standard_normal((20, WIDTH))).astype(np.float16),
+        share=0.5,
+        usual_hubness=0.2,
+        min_words=4,
+        questions=500,
+        recall_before=0.1,
+        recall_after=0.2,
+    )
+    return replace(made, **changes)
 
 
 def test_what_was_measured_on_little_does_not_replace_what_was_measured_on_more(
@@ -143,57 +142,25 @@ def test_what_was_measured_on_little_does_not_replace_what_was_measured_on_more(
 ) -> None:
     path = tmp_path / "calibration.safetensors"
 
-    def measured(questions: int, *, own_val: bool = False, model: str = "model") -> Calibration:
-        made = calibration()
-        whole = {**made.facts["hubness"]["whole"], "questions": questions}
-        facts = {
-            **made.facts,
-            "hubness": {**made.facts["hubness"], "whole": whole},
-            "own_val": own_val,
-        }
-        return Calibration(model, made.vectors, facts)
-
     def kept() -> int:
         found = read_calibration(path, WIDTH)
         assert found
-        return found.worth()[1]
+        return found.questions
 
-    assert keep_calibration(measured(500), path) is None
-    before = keep_calibration(measured(20), path)
+    assert keep_calibration(calibration(questions=500), path) is None
+    before = keep_calibration(calibration(questions=20), path)
     assert before is not None
-    assert before.worth() == (False, 500)
-    assert (
-        keep_calibration(measured(100, own_val=True), path) is None
-    )  # the run's own, though fewer
-    assert keep_calibration(measured(5000), path) is not None
+    assert before.sort_key() == (False, 500)
+    # The run's own split, though smaller.
+    assert keep_calibration(calibration(questions=100, is_own_val=True), path) is None
+    assert keep_calibration(calibration(questions=5000), path) is not None
     assert kept() == 100
-    assert (
-        keep_calibration(measured(20, model="trained on"), path) is None
-    )  # of another model nothing is left
+    # Nothing of another model is left.
+    assert keep_calibration(calibration(questions=20, model="trained on"), path) is None
     assert kept() == 20
     (tmp_path / "file").write_text("")
-    assert (
-        keep_calibration(measured(20), tmp_path / "file" / "x") is None
-    )  # cannot be written, and nobody minds
-
-
-def calibration(*, used: bool = True) -> Calibration:
-    draw = np.random.default_rng(0)
-    vectors = {name: unit(draw.standard_normal((20, WIDTH))).astype(np.float16) for name in KINDS}
-    one = {
-        "share": 0.5,
-        "used": used,
-        "usual": 0.2,
-        "t2i_r1": 0.1,
-        "t2i_r1_with": 0.2,
-        "map": 0.1,
-        "map_with": 0.2,
-    }
-    facts = {
-        "format": FORMAT,
-        "hubness": {"short_below": 4, **dict.fromkeys(KINDS, one)},
-    }
-    return Calibration("model", vectors, facts)
+    # It cannot be written, which is no error.
+    assert keep_calibration(calibration(questions=20), tmp_path / "file" / "x") is None
 
 
 def test_a_calibration_is_kept_and_one_that_is_damaged_is_not_taken(tmp_path: Path) -> None:
@@ -202,17 +169,17 @@ def test_a_calibration_is_kept_and_one_that_is_damaged_is_not_taken(tmp_path: Pa
     found = read_calibration(path, WIDTH)
     assert found is not None
     assert found.digest == calibration().digest is not None
-    assert found.facts == calibration().facts
+    assert found.to_dict() == calibration().to_dict()
     assert read_calibration(path, WIDTH + 1) is None
     whole = path.read_bytes()
-    other_format = whole.replace(b'format\\": 2', b'format\\": 1')
+    other_format = whole.replace(b'format\\": 3', b'format\\": 1')
     assert other_format != whole
     for damaged in (
         whole[:-10],
         whole[:50],
         b"",
         other_format,
-        whole.replace(b"short_below", b"other_below"),
+        whole.replace(b"min_words", b"min_lines"),
     ):
         path.write_bytes(damaged)
         assert read_calibration(path, WIDTH) is None
@@ -221,38 +188,32 @@ def test_a_calibration_is_kept_and_one_that_is_damaged_is_not_taken(tmp_path: Pa
 @pytest.mark.parametrize(
     "value", [float("nan"), float("inf"), -100.0, 10**400], ids=["nan", "inf", "low", "huge"]
 )
-@pytest.mark.parametrize("name", ["share", "usual", "t2i_r1_with", "short_below", "vectors"])
-def test_numbers_that_are_none_are_not_taken(name: str, value: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["share", "usual_hubness", "recall_after", "min_words", "bank"])
+def test_numbers_that_are_none_are_not_taken(name: str, value: float, tmp_path: Path) -> None:
     """A file may come from elsewhere; a search by it would give nonsense."""
     made, path = calibration(), tmp_path / "calibration.safetensors"
-    facts = json.loads(json.dumps(made.facts))
-    vectors = dict(made.vectors)
-    if name == "vectors":
-        vectors["short"] = (
-            made.vectors["short"][:0]
-            if value == -100.0
-            else made.vectors["short"] * np.float16("nan")
-        )
-    elif name in ("share", "usual", "t2i_r1_with"):
-        facts["hubness"]["whole"][name] = value
-    else:
-        facts["hubness"][name] = value
-    keep_calibration(Calibration("model", vectors, facts), path)
+    changes: dict[str, Any] = {name: value}
+    if name == "bank":
+        changes["bank"] = made.bank * np.float16("nan")
+        if value == -100.0:
+            changes["bank"] = made.bank[:0]
+    keep_calibration(replace(made, **changes), path)
     found = read_calibration(path, WIDTH)
-    harmless = value == -100.0 and name not in ("share", "vectors")
+    harmless = value == -100.0 and name not in ("share", "bank")
     assert (found is not None) == harmless
 
 
-def test_what_is_taken_and_what_is_said_of_a_score() -> None:
-    found, close = calibration(), np.array([[0.2, 0.4], [0.6, np.nan]], np.float32)
-    assert [found.kind(text) for text in ("a dog", "a dog runs fast")] == ["short", "whole"]
-    assert found.less("whole", close) == pytest.approx([0, 0.2])
-    assert found.less("short", close) == pytest.approx([0.1, 0])
-    assert calibration(used=False).less("whole", close) is None
-    assert calibration(used=False).digest is None
+def test_only_long_queries_are_corrected() -> None:
+    made = calibration()
+    assert [made.corrects(text) for text in ("a dog", "a dog runs fast")] == [False, True]
+    hubness = np.array([0.2, 0.6, np.nan], np.float32)
+    assert made.penalty(hubness) == pytest.approx([0, 0.2, 0])
+    unused = calibration(share=0.0)
+    assert not unused.corrects("a dog runs fast")
+    assert unused.digest is None
 
 
-def test_words_below_which_a_question_is_short() -> None:
+def test_words_from_which_on_a_query_is_corrected() -> None:
     captions = [f"{'word ' * count}end" for count in [1] * 5 + [9] * 95]
-    assert QuestionBank(captions, [], "").short_below == 10
-    assert QuestionBank([], [], "").short_below == 0
+    assert CaptionBank(captions, "").min_words == 10
+    assert CaptionBank([], "").min_words == 0

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lapclip.embedder import load
-from lapclip.evaluation.calibration import FORMAT, Calibration, keep_calibration
-from lapclip.evaluation.hubness import KINDS, closeness
+from lapclip.evaluation.calibration import Calibration, keep_calibration
+from lapclip.evaluation.hubness import hubness_of
 from lapclip.searching.index import Entry, Index
 from lapclip.searching.library import Library
 from lapclip.searching.query import nearest, parse, vector_of
@@ -33,22 +34,18 @@ def model(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "runs" / "mine"))
 
 
-def calibrate(model: Path, share: float = 0.7) -> Calibration:
+def calibrate(model: Path, share: float = 0.7, captions: int = len(BANK)) -> Calibration:
     """Make as if this had been measured."""
     embedder = load(model)
-    bank = embedder.encode_text(BANK).astype(np.float16)
-    one = {"share": share, "used": share > 0, "usual": 0.1}
     found = Calibration(
-        embedder.fingerprint(),
-        {"whole": bank, "short": bank[:2]},
-        {
-            "format": FORMAT,
-            "hubness": {
-                "short_below": 4,
-                "whole": {**one, "t2i_r1": 0.21, "t2i_r1_with": 0.235},
-                "short": {**one, "map": 0.1, "map_with": 0.2},
-            },
-        },
+        model=embedder.fingerprint(),
+        bank=embedder.encode_text(BANK[:captions]).astype(np.float16),
+        share=share,
+        usual_hubness=0.1,
+        min_words=4,
+        questions=1000,
+        recall_before=0.21,
+        recall_after=0.235,
     )
     keep_calibration(found, model / "calibration.safetensors")
     return found
@@ -60,9 +57,10 @@ def expected(
     """The order that plain numbers give."""
     vectors = vectors_of(images, library.model).astype(np.float16).astype(np.float32)
     parsed = parse(query)
-    close = closeness(vectors, found.vectors)[:, KINDS.index(found.kind(parsed.wanted))]
     scores = vectors @ vector_of(parsed, library.model.encode_text)
-    scores = scores - np.float32(found.share(found.kind(parsed.wanted))) * (close - np.float32(0.1))
+    if found.corrects(parsed.wanted):
+        hubness = hubness_of(vectors, found.bank)
+        scores = scores - np.float32(found.share) * (hubness - np.float32(0.1))
     return [(images[at].name, float(scores[at])) for at in np.argsort(-scores, kind="stable")]
 
 
@@ -99,12 +97,12 @@ def test_an_index_made_before_gets_it_without_reading_an_image_again(
     library = index_now(photos, again)
     assert again.batches == []
     table, vectors = library._index.snapshot(again.identity, found.digest)
-    assert table.close_NK is not None
-    assert np.array_equal(table.close_NK, closeness(vectors, found.vectors)[table.rows])
+    assert table.hubness is not None
+    assert np.array_equal(table.hubness, hubness_of(vectors, found.bank)[table.rows])
     draw(photos / "new.png", 77)
     table, vectors = index_now(photos, again)._index.snapshot(again.identity, found.digest)
-    assert table.close_NK is not None
-    assert np.array_equal(table.close_NK, closeness(vectors, found.vectors)[table.rows])
+    assert table.hubness is not None
+    assert np.array_equal(table.hubness, hubness_of(vectors, found.bank)[table.rows])
     assert len(again.batches) == 1
 
 
@@ -113,38 +111,32 @@ def test_an_index_knows_the_question_banks_that_were_used_last(photos: Path, mod
     draw_many(photos, 4)
     digests = []
     for at, captions in enumerate((5, 3, 2)):
-        other = calibrate(model, 0.2)
-        other.vectors["whole"] = other.vectors["whole"][:captions]
-        other = Calibration(other.model, other.vectors, other.facts)
-        keep_calibration(other, model / "calibration.safetensors")
+        other = calibrate(model, 0.2, captions)
         library = index_now(photos, Watched(model))
         digests.append(other.digest)
         # The clock of a file system may be coarse.
-        os.utime(library.index_path / f"closeness-1-{other.digest}.f32", (1e9 + at, 1e9 + at))
-        known = {path.name for path in library.index_path.glob("closeness-*")}
-        assert known == {f"closeness-1-{digest}.f32" for digest in digests[-2:]}
+        os.utime(library.index_path / f"hubness-1-{other.digest}.f32", (1e9 + at, 1e9 + at))
+        known = {path.name for path in library.index_path.glob("hubness-*")}
+        assert known == {f"hubness-1-{digest}.f32" for digest in digests[-2:]}
 
 
 def test_what_was_measured_of_another_model_is_not_used(photos: Path, model: Path) -> None:
     draw_many(photos, 4)
     found = calibrate(model)
-    keep_calibration(
-        Calibration("another", found.vectors, found.facts), model / "calibration.safetensors"
-    )
-    answer = index_now(photos, Watched(model)).ask(parse("a red cat"), 4)
+    keep_calibration(replace(found, model="another"), model / "calibration.safetensors")
+    answer = index_now(photos, Watched(model)).ask(parse("a red cat in the snow"), 4)
     assert answer.correction is None
 
 
-def test_a_question_in_words_is_corrected_and_one_with_a_minus_is_not(
+def test_a_long_query_is_corrected_and_a_short_one_and_one_with_a_minus_are_not(
     photos: Path, model: Path
 ) -> None:
     draw_many(photos, 6)
     calibrate(model)
     library = index_now(photos, Watched(model))
-    assert library.ask(parse("a cat"), 6).correction == {"kind": "short", "share": 0.7}
-    assert (
-        library.ask(parse("a cat -snow"), 6).correction is None
-    )  # it was measured for questions without a minus
+    assert library.ask(parse("a red cat at night"), 6).correction == 0.7
+    assert library.ask(parse("a cat"), 6).correction is None
+    assert library.ask(parse("a red cat at night -snow"), 6).correction is None
     assert any("23.5%" in note for note in library.model_notes())
 
 
@@ -199,28 +191,28 @@ def test_corrected_scores_of_many_images_against_plain_numpy() -> None:
         assert np.abs(exact[places] - scores).max() < 1e-6
 
 
-def test_closeness_follows_its_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hubness_follows_its_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lapclip.searching.index.SPARE_ROWS", 1)
     index = Index(tmp_path / "index")
     index.open()
     index.begin("synthetic", 4)
-    close = np.arange(20, dtype=np.float32).reshape(10, 2)
+    close = np.arange(10, dtype=np.float32)
     rows = index.append(np.eye(10, 4, dtype=np.float16))
     index.put(Entry(0, f"{row}.jpg", 1, 1, f"{row:x}", None, 1, 1, row) for row in rows)
-    index.append_closeness("bank", close[:8])
-    assert index.without_closeness("bank") == range(8, 10)
+    index.append_hubness("bank", close[:8])
+    assert index.rows_without_hubness("bank") == range(8, 10)
     table, _ = index.snapshot("synthetic", "bank")
-    assert table.close_NK is not None
-    assert np.array_equal(table.close_NK[:8], close[:8])
-    assert np.isnan(table.close_NK[8:]).all()
+    assert table.hubness is not None
+    assert np.array_equal(table.hubness[:8], close[:8])
+    assert np.isnan(table.hubness[8:]).all()
     index.mark_gone(range(1, 7))  # the first six rows
     index.forget_gone()
     table, _ = index.snapshot("synthetic", "bank")
     assert table.rows.tolist() == [0, 1, 2, 3]
-    assert table.close_NK is not None
-    assert np.array_equal(table.close_NK[:2], close[6:8])
-    assert index.without_closeness("bank") == range(2, 4)
+    assert table.hubness is not None
+    assert np.array_equal(table.hubness[:2], close[6:8])
+    assert index.rows_without_hubness("bank") == range(2, 4)
     (vectors,) = index.path.glob("vectors-*.f16")
     vectors.write_bytes(vectors.read_bytes()[:8])  # rows were lost with the power
     index.append(np.eye(3, 4, dtype=np.float16))
-    assert index.without_closeness("bank") == range(4)
+    assert index.rows_without_hubness("bank") == range(4)

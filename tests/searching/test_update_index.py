@@ -434,7 +434,7 @@ def emptied(content: bytearray) -> None:
 
 
 @pytest.mark.parametrize("damage", [zeros, noise, truncated, one_bit, emptied])
-@pytest.mark.parametrize("kind", ["vectors-*.f16", "closeness-*.f32"])
+@pytest.mark.parametrize("kind", ["vectors-*.f16", "hubness-*.f32"])
 def test_a_damaged_part_is_made_again_and_never_ranked(
     trained: Path,
     photos: Path,

@@ -11,9 +11,8 @@ from rich.markup import escape
 from lapclip.cli.display import display, loading
 from lapclip.cli.model import have_model
 from lapclip.cli.output import Common, emit, typed
-from lapclip.evaluation import QUESTIONS, RANKS, WAYS
+from lapclip.evaluation import RANKS, WAYS
 from lapclip.suggest import command
-from lapclip.text import UNKNOWN
 
 
 def evaluate(
@@ -163,25 +162,17 @@ def recall_table(evaluation: dict[str, Any], what: str = "") -> list[str]:
 
 
 def short_question_lines(found: dict[str, Any] | None) -> list[str]:
-    """How well single words and phrases find their images, beside chance and beside matching the words alone."""
+    """How well single words and phrases find their images, beside chance."""
     if not found:
         return []
-    title = "short questions"
-    beside = "words alone (model there)"
-    lines = [
-        f"[bold]{title:<35}[/bold]     mAP  chance   first five right   mAP 95 % interval   {beside}"
-    ]
+    title = "short queries"
+    lines = [f"[bold]{title:<35}[/bold]     mAP  chance   first five right   mAP 95 % interval"]
     for name, kind in (("words", found), ("phrases", found.get("phrases"))):
         if kind:
-            alone = UNKNOWN
-            if kind["words_alone"] is not None and kind["map_others"] is not None:
-                alone = f"{kind['words_alone']:.3f} ({kind['map_others']:.3f})"
+            what = f"{kind['questions']} {name}"
             scores = f"{kind['map']:>8.3f}{kind['chance']:>8.3f}{kind['first_five']:>19.1%}"
-            what, sure = (
-                f"{kind['questions']} {name}",
-                f"{kind['map_low']:.3f} to {kind['map_high']:.3f}",
-            )
-            lines.append(f"  {what:<33}{scores}   {sure:<17}   {alone}")
+            sure = f"{kind['map_low']:.3f} to {kind['map_high']:.3f}"
+            lines.append(f"  {what:<33}{scores}   {sure}")
     return lines
 
 
@@ -272,20 +263,16 @@ def _negatives(found: dict[str, Any] | None) -> list[str]:
 
 
 def _hubness(found: dict[str, Any]) -> list[str]:
-    """What the correction for hubness gives, on questions that did not choose how much of it."""
-    lines = []
-    if whole := found.get("whole"):
-        how = f"share {whole['share']:g}" if whole["used"] else "not used: no sure gain"
-        lines.append(
-            f"[bold]{'text to image, hubness corrected':<39}[/bold] R@1     R@5    R@10   in search"
-        )
-        found_with = "".join(f"{whole[f't2i_r{rank}_with']:>8.1%}" for rank in RANKS)
-        lines.append(f"  {QUESTIONS['whole']:<33}{found_with}   {how}")
-    if short := found.get("short"):
-        how = f"share {short['share']:g}" if short["used"] else "not used: no sure gain"
-        gained = f"{short['map']:>8.3f} without, {short['map_with']:.3f} with"
-        lines.append(f"  {'single words, mAP':<33}{gained}   {how}")
-    return lines
+    """Return the recall with the hubness correction, on captions that did not choose its share."""
+    if not found:
+        return []
+    how = f"share {found['share']:g}" if found["used"] else "not used: no sure gain"
+    recalls = "".join(f"{found[f't2i_r{rank}_with']:>8.1%}" for rank in RANKS)
+    title = "text to image, hubness corrected"
+    return [
+        f"[bold]{title:<39}[/bold] R@1     R@5    R@10   in search",
+        f"  {'captions':<33}{recalls}   {how}",
+    ]
 
 
 def _classes(found: dict[str, Any]) -> list[str]:

@@ -36,13 +36,12 @@ from lapclip.embedder import Embedder, Encoder, load
 from lapclip.errors import ConfigError, LapclipError, RunError
 from lapclip.evaluation import FEW, note_on_chance, note_on_few
 from lapclip.evaluation.calibration import (
-    Calibration,
     calibrate,
     calibration_path,
     keep_calibration,
 )
 from lapclip.evaluation.evaluation import evaluate_classes, evaluate_pairs
-from lapclip.evaluation.hubness import QuestionBank, bank_of, own_bank, read_bank, save_bank
+from lapclip.evaluation.hubness import CaptionBank, built_in_bank, draw_bank, read_bank, save_bank
 from lapclip.evaluation.short_questions import (
     evaluate_short_questions,
     note_on_no_questions,
@@ -107,12 +106,9 @@ def _evaluate(
     # Of a published model it is not known what it has seen; of a run's it is known that it has seen images.
     unseen = trained_on == 0 or (trained_on is None and model.made_by is None)
     held_out = unseen and not opened.changed and opened.split != TRAIN
-    bank = question_bank(model, opened, view) if held_out and not opened.classes else None
     data = ChosenData(config, view, templates, opened, fingerprint, seen)
     vectors = data.encode(embedder, encoding_progress)
-    scores, calibrated = score(
-        embedder, vectors, opened.pairs, opened.classes, batch_size, encoding_progress, bank
-    )
+    scores = score(embedder, vectors, opened.pairs, opened.classes, batch_size)
     if vectors.image_of_text is None:
         scores["templates"] = list(templates)
     result: dict[str, Any] = {
@@ -130,16 +126,26 @@ def _evaluate(
         ],
         **scores,
     }
-    if calibrated is not None:
-        calibrated.facts.update(
-            data=config.source, split=opened.split, own_val=own and opened.split == "val"
+    if held_out and vectors.image_of_text is not None and len(opened.pairs) >= FEW:
+        bank = caption_bank(model, opened, view)
+        calibration, result["hubness"] = calibrate(
+            embedder,
+            bank,
+            vectors.images,
+            vectors.texts,
+            vectors.image_of_text,
+            encoding_progress,
         )
-        if kept := keep_calibration(calibrated, calibration_path(model, calibrated.model)):
+        calibration = replace(
+            calibration,
+            data=config.source,
+            split=opened.split,
+            is_own_val=own and opened.split == "val",
+        )
+        if saved := keep_calibration(calibration, calibration_path(model, calibration.model)):
             result["notes"].append(
-                "The correction that search uses stays as it was measured on "
-                f"{kept.facts.get('data', 'other images')} (split {kept.facts.get('split', 'not known')})."
+                f"Search keeps the correction that was measured on {saved.data} (split {saved.split})."
             )
-        result["hubness"] = calibrated.facts["hubness"]
     if "evaluation" in result:
         result["notes"] += note_on_few(result["evaluation"]["candidates"])
         if result["short_questions"] is None:
@@ -179,43 +185,36 @@ def score(
     pairs: Pairs,
     classes: Sequence[str],
     batch_size: int | None,
-    progress: Progress | None = None,
-    bank: QuestionBank | None = None,
-) -> tuple[dict[str, Any], Calibration | None]:
-    """The metrics: of classes, how many images get the right one; of pairs, how many find each other. With a question
-    bank, also what a correction for hubness gains, where there are pairs enough."""
+) -> dict[str, Any]:
+    """Score pairs by how they find each other, or classes by how many images get the right one."""
     if vectors.image_of_text is None:
         assert pairs.labels is not None
-        return evaluate_classes(vectors.images, vectors.texts, pairs.labels, classes), None
+        return evaluate_classes(vectors.images, vectors.texts, pairs.labels, classes)
     images, texts, owner = vectors.images, vectors.texts, vectors.image_of_text
-    questions = short_questions(pairs.captions)
-    asked = embedder.encode_text(questions.texts) if questions else None
-    short = (
-        evaluate_short_questions(images, asked, questions)
-        if questions and asked is not None
-        else None
-    )
-    found = {**evaluate_pairs(images, texts, owner, pairs, batch_size), "short_questions": short}
-    if bank is None or len(pairs) < FEW:
-        return found, None
-    return found, calibrate(embedder, bank, images, texts, owner, asked, questions, progress)
+    scores = evaluate_pairs(images, texts, owner, pairs, batch_size)
+    queries = short_questions(pairs.captions)
+    scores["short_questions"] = None
+    if queries:
+        query_vectors = embedder.encode_text(queries.texts)
+        scores["short_questions"] = evaluate_short_questions(images, query_vectors, queries)
+    return scores
 
 
-def question_bank(model: WhichModel, opened: EvaluationData, view: View) -> QuestionBank:
+def caption_bank(model: WhichModel, opened: EvaluationData, view: View) -> CaptionBank:
     """The bank of the run that made a model; of a run without one, from its data, where that is there. Else lapclip's
     own."""
     run = model.made_by
     if run is None:
-        return own_bank()
+        return built_in_bank()
     captions = opened.training_captions
     if (bank := read_bank(run.questions)) is None and not captions and model.config:
         with suppress(LapclipError, OSError):
             captions = training_captions_of(list_data(model.config.data, view))
     if bank is None and captions:
-        bank = bank_of(captions)
+        bank = draw_bank(captions)
         with suppress(OSError):
             save_bank(bank, run.questions)
-    return bank or own_bank()
+    return bank or built_in_bank()
 
 
 def evaluation_paths(folder: Path) -> list[Path]:

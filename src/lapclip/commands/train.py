@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from lapclip.data.tokenizers import save_tokenizer
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import LapclipError, LostRank, TrainingError
 from lapclip.evaluation.calibration import calibrate, keep_calibration
-from lapclip.evaluation.hubness import bank_of, read_bank, save_bank
+from lapclip.evaluation.hubness import draw_bank, read_bank, save_bank
 from lapclip.evaluation.short_questions import (
     ShortQuestions,
     evaluate_short_questions,
@@ -255,7 +255,7 @@ def save_start(run: Run, setup: RunSetup) -> None:
     """Put into the run's folder what it needs to be resumed, and what it has seen."""
     save_tokenizer(setup.tokenizer, run.tokenizer)
     save_seen(setup.data.train.identities, run.seen, setup.config.train.start)
-    save_bank(bank_of(setup.data.train.captions), run.questions)
+    save_bank(draw_bank(setup.data.train.captions), run.questions)
     note_job(run)
     if setup.initial_weights:
         save_model(setup.embedder, run.start)
@@ -483,12 +483,8 @@ def finish(training: Training, laps: Laps) -> dict[str, Any]:
     )  # nothing can go wrong any more for which another would be needed
     if _is_to_be_calibrated(training):
         if split != "val":
-            pairs = training.data.held_out
-            embedded, (questions, asked_QE) = (
-                best.encode_pairs(pairs),
-                _short_questions(training, best, pairs),
-            )
-        _calibrate(training, best, embedded, questions, asked_QE)
+            embedded = best.encode_pairs(training.data.held_out)
+        _calibrate(training, best, embedded)
     return evaluation
 
 
@@ -523,23 +519,19 @@ def _is_to_be_calibrated(training: Training) -> bool:
     return enough and not training.data.classes
 
 
-def _calibrate(
-    training: Training,
-    best: Embedder,
-    embedded: Vectors,
-    questions: ShortQuestions | None,
-    asked_QE: np.ndarray | None,
-) -> None:
+def _calibrate(training: Training, best: Embedder, embedded: Vectors) -> None:
     """Measure the correction for hubness that search uses, on the pairs that chose the model.
 
     The pairs of another final split choose nothing.
     """
     if not all(np.isfinite(vectors).all() for vectors in embedded[:2]):
         return
-    bank = read_bank(training.run.questions) or bank_of(training.data.train.captions)
-    found = calibrate(best, bank, *embedded, asked_QE, questions)
-    found.facts.update(data=training.config.data.source, split="val", own_val=True)
-    keep_calibration(found, training.run.calibration)
+    bank = read_bank(training.run.questions) or draw_bank(training.data.train.captions)
+    calibration, _ = calibrate(best, bank, *embedded)
+    calibration = replace(
+        calibration, data=training.config.data.source, split="val", is_own_val=True
+    )
+    keep_calibration(calibration, training.run.calibration)
 
 
 def competitors() -> list[str]:

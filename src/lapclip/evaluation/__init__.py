@@ -11,8 +11,6 @@ from typing import Any
 WAYS = {"t2i": "text to image", "i2t": "image to text"}
 RANKS = (1, 5, 10)
 """Recall is the share of right answers among the first so many."""
-QUESTIONS = {"whole": "whole captions", "short": "short questions"}
-"""Kinds of question, by the number of their words (hubness.py)."""
 ENOUGH_FOR_TEN = 40
 """Candidates from which on the first ten are a share small enough to tell a model from a guess."""
 FEW = 20

@@ -1,42 +1,36 @@
-"""Hubness: some images are close to every question, and stand among the answers where they do not belong.
+"""Hubness correction: rank down images that are close to every query.
 
-A question bank is what people may ask in general, in whole captions and in short phrases. How close an image is to
-these, the mean of its best scores among the bank, says how much of a hub it is. A share of that is taken from its score
-(nearest-neighbour normalisation). The order of answers changes by one subtraction an image. How much is taken is chosen
-for each kind of question on held-out pairs, and nothing is taken where they show no gain.
+The hubness of an image is its mean similarity to the nearest captions of a bank (nearest-neighbor normalization). A
+share of it, chosen on held-out captions, is subtracted from the scores of the image. Short queries, which have fewer
+words than nine in ten captions, are not corrected: on held-out words and phrases that gained nothing.
 
-A run's bank is drawn from the captions that it learns from, and is written into its folder when it begins, so that it
-is there when the data is gone. Other models get a bank of lapclip's own: templates over the words in common_words.txt.
-
-Shapes: N images, E embedding, M captions, B texts of a bank, Q questions, S shares, K kinds of question.
+The bank of a run is drawn from the captions that it learns from. It is saved in the run's folder when the run begins,
+so that it is there when the data is gone. Other models get a bank made from templates and common words.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from lapclip.data.phrases import cut_phrases
 from lapclip.data.phrases import words as words_of
-from lapclip.evaluation import QUESTIONS, RANKS
+from lapclip.evaluation import RANKS
 from lapclip.evaluation.intervals import percentiles, resamples
 from lapclip.paths import read_json, write_atomic
 from lapclip.seeding import generator
 
-CAPTIONS, PHRASES = 3000, 3000
-"""Of a bank at most. Twice as many captions gained nothing on Flickr8k, and each takes time to embed."""
-OWN = "lapclip's own"
+MAX_BANK_CAPTIONS = 3000  # twice as many gained nothing on Flickr8k, and each takes time to embed
+NEAREST_CAPTIONS = 16  # chosen on Flickr8k's val photos
+SHARES = np.round(np.arange(0, 1.01, 0.1), 1)  # SHARES[0] is 0: no correction
+MAX_HELD_OUT = 5000  # held-out images, and captions, that the share is chosen on
+BLOCK_ROWS = 2048
+BUILT_IN = "lapclip's own"
 COMMON_WORDS = Path(__file__).with_name("common_words.txt")
-PHRASE_TEMPLATES = (
-    "{person}", "a {person} {doing}", "{animal}", "a {quality} {animal}", "{thing}", "a {quality} {thing}", "{food}",
-    "{place}", "a {person} and a {animal}", "{animal} {time}", "a {quality} {place}", "{doing}", "{place} {time}",
-    "a {person} with a {thing}", "{quality}",
-)  # fmt: skip
 CAPTION_TEMPLATES = (
     "a {person} in a {quality} shirt is {doing} in front of a {thing}",
     "a {quality} {animal} next to a {quality} {thing}, seen {time}",
@@ -54,206 +48,177 @@ CAPTION_TEMPLATES = (
 
 
 @dataclass(frozen=True)
-class QuestionBank:
-    """Questions in general."""
+class CaptionBank:
+    """Captions that stand for queries in general."""
 
     captions: list[str]
-    phrases: list[str]
     origin: str
     """Where they come from, for people."""
 
     @property
-    def short_below(self) -> int:
-        """Words below which a question is short: fewer than nine in ten captions have."""
+    def min_words(self) -> int:
+        """Number of words from which on a query counts as a caption: nine in ten captions have as many."""
         counts = sorted(count_words(caption) for caption in self.captions)
         return counts[len(counts) // 10] if counts else 0
 
 
 def count_words(text: str) -> int:
-    """How long a question is; scripts without blanks by the character."""
+    """Count words. In scripts without blanks, count characters."""
     return len(words_of(text))
 
 
-def bank_of(
-    captions: Iterable[Sequence[str]], origin: str = "the captions it learnt from"
-) -> QuestionBank:
-    """The bank of a run, from the captions of its training images."""
-    drawn = _drawn(
-        list(dict.fromkeys(caption for options in captions for caption in options)), CAPTIONS
-    )
-    return QuestionBank(
-        drawn, cut_phrases([[caption] for caption in drawn]).texts[:PHRASES], origin
-    )
+def draw_bank(captions: Iterable[Sequence[str]]) -> CaptionBank:
+    """Draw the bank of a run from the captions of its training images. The same captions give the same bank."""
+    distinct = list(dict.fromkeys(itertools.chain.from_iterable(captions)))
+    if len(distinct) > MAX_BANK_CAPTIONS:
+        rows = generator(0, "question bank").permutation(len(distinct))[:MAX_BANK_CAPTIONS]
+        distinct = [distinct[row] for row in sorted(rows.tolist())]
+    return CaptionBank(distinct, "the captions it learned from")
 
 
-def own_bank() -> QuestionBank:
-    """The bank for models whose captions are not known."""
-    lines = COMMON_WORDS.read_text(encoding="utf-8").splitlines()
-    parts = [line.split(":") for line in lines if not line.startswith("#")]
-    kinds = {kind: [word.strip() for word in words.split(",")] for kind, words in parts}
-    captions, phrases = (
-        _filled(CAPTION_TEMPLATES, kinds, CAPTIONS),
-        _filled(PHRASE_TEMPLATES, kinds, PHRASES),
-    )
-    return QuestionBank(captions, phrases, OWN)
-
-
-def save_bank(bank: QuestionBank, path: Path) -> None:
-    content = {
-        "format": 1,
-        "captions": bank.captions,
-        "phrases": bank.phrases,
-        "origin": bank.origin,
-    }
-    write_atomic(path, json.dumps(content, ensure_ascii=False))
-
-
-def read_bank(path: Path) -> QuestionBank | None:
-    """The bank that was saved there; None where there is none that can be read."""
-    try:
-        content = read_json(path)
-        captions, phrases = (
-            [str(text) for text in content[name]] for name in ("captions", "phrases")
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return QuestionBank(captions[:CAPTIONS], phrases[:PHRASES], str(content.get("origin", "")))
-
-
-def _drawn(texts: list[str], most: int) -> list[str]:
-    """At most so many of them, in their order: the same ones each time."""
-    if len(texts) <= most:
-        return texts
-    rows = generator(0, "question bank").permutation(len(texts))[:most]
-    return [texts[row] for row in sorted(rows.tolist())]
-
-
-def _filled(templates: Sequence[str], kinds: dict[str, list[str]], count: int) -> list[str]:
-    """Templates with words in them, no text twice."""
+def built_in_bank() -> CaptionBank:
+    """Make the bank for models whose training captions are not known: templates filled with common words."""
+    words = {}
+    for line in COMMON_WORDS.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            kind, _, values = line.partition(":")
+            words[kind] = [word.strip() for word in values.split(",")]
     draw = generator(0, "own question bank")
-    found: dict[str, None] = {}
-    for _ in range(20 * count):  # a template of few words runs out of new ones
-        if len(found) == count:
-            break
-        text = templates[int(draw.integers(len(templates)))]
-        for kind, words in kinds.items():
+    captions: dict[str, None] = {}
+    while len(captions) < MAX_BANK_CAPTIONS:
+        text = CAPTION_TEMPLATES[int(draw.integers(len(CAPTION_TEMPLATES)))]
+        for kind, choices in words.items():
             while "{" + kind + "}" in text:
-                text = text.replace("{" + kind + "}", words[int(draw.integers(len(words)))], 1)
-        found[_with_articles(text)] = None
-    return list(found)
+                word = choices[int(draw.integers(len(choices)))]
+                text = text.replace("{" + kind + "}", word, 1)
+        captions[_with_articles(text)] = None
+    return CaptionBank(list(captions), BUILT_IN)
 
 
 def _with_articles(text: str) -> str:
+    """Replace "a" by "an" before a vowel."""
     words = text.split(" ")
-    return " ".join(
-        "an" if word == "a" and after[:1] in "aeiou" and after else word
-        for word, after in zip(words, [*words[1:], ""], strict=True)
-    )
+    for at, (word, following) in enumerate(itertools.pairwise(words)):
+        if word == "a" and following[:1] in ("a", "e", "i", "o", "u"):
+            words[at] = "an"
+    return " ".join(words)
 
 
-NEAREST = {"whole": 16, "short": 3000}
-"""For each kind of question: how many of the best scores among the bank are averaged. Hubs of whole captions are near
-to some of them, hubs of short questions to all."""
-KINDS = tuple(QUESTIONS)
-SHARES = np.round(np.arange(0, 1.01, 0.1), 1)
-"""Shares that are tried."""
-MOST = 5000
-"""Held-out images, and questions, that the choice looks at."""
-BLOCK = 2048
-"""Images at a time."""
+def save_bank(bank: CaptionBank, path: Path) -> None:
+    content = {"captions": bank.captions, "origin": bank.origin}
+    write_atomic(path, json.dumps(content, ensure_ascii=False))
 
 
-def closeness(image_NE: np.ndarray, bank: dict[str, np.ndarray]) -> np.ndarray:
-    """How close each image is to questions of each kind, N by K; 0 where the bank has none of a kind.
+def read_bank(path: Path) -> CaptionBank | None:
+    """Return the saved bank, or None if there is no readable one."""
+    try:
+        content = read_json(path)
+        captions = [str(text) for text in content["captions"][:MAX_BANK_CAPTIONS]]
+        return CaptionBank(captions, str(content["origin"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
-    Rows are taken as float16, as an index keeps them, and multiplied in float64: such products and their sums are
-    exact, so that equal images get equal numbers wherever they stand.
+
+def hubness_of(images: np.ndarray, bank: np.ndarray) -> np.ndarray:
+    """Return the mean similarity of each image to its nearest captions of the bank. An empty bank gives 0.
+
+    Rounds vectors to float16, as the index stores them, and multiplies in float64. The products are then exact, so
+    equal images get equal numbers.
     """
     import torch
 
-    found_NK = np.zeros((len(image_NE), len(KINDS)), np.float32)
+    hubness = np.zeros(len(images), np.float32)
+    if not len(bank):
+        return hubness
+    nearest = min(NEAREST_CAPTIONS, len(bank))
     with torch.inference_mode():
-        for column, kind in enumerate(KINDS):
-            bank_BE = torch.from_numpy(bank[kind].astype(np.float16)).double()
-            if not len(bank_BE):
-                continue
-            nearest = min(NEAREST[kind], len(bank_BE))
-            for at in range(0, len(image_NE), BLOCK):
-                rows_bE = torch.from_numpy(np.array(image_NE[at : at + BLOCK], np.float16)).double()
-                best_bk = torch.topk(rows_bE @ bank_BE.T, nearest, dim=1).values
-                found_NK[at : at + BLOCK, column] = best_bk.mean(dim=1).numpy()
-    return found_NK
+        captions = torch.from_numpy(bank.astype(np.float16)).double()
+        for first in range(0, len(images), BLOCK_ROWS):
+            block = np.array(images[first : first + BLOCK_ROWS], np.float16)
+            scores = torch.from_numpy(block).double() @ captions.T
+            best = torch.topk(scores, nearest, dim=1).values
+            hubness[first : first + BLOCK_ROWS] = best.mean(dim=1).numpy()
+    return hubness
 
 
-def t2i_ranks(
-    image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray, close_N: np.ndarray
-) -> np.ndarray:
-    """The rank of each caption's own image, S by M: with each of the shares taken from the scores. Ties count against
-    the model."""
-    ranks_SM = np.zeros((len(SHARES), len(text_ME)), np.int64)
-    for at in range(0, len(text_ME), BLOCK):
-        scores_bN, own_b = text_ME[at : at + BLOCK] @ image_NE.T, image_M[at : at + BLOCK]
-        for row, share in enumerate(SHARES):
-            left_bN = scores_bN - np.float32(share) * close_N
-            own_b1 = np.take_along_axis(left_bN, own_b[:, None], 1)
-            ranks_SM[row, at : at + BLOCK] = (left_bN >= own_b1).sum(axis=1)
-    return ranks_SM
+@dataclass(frozen=True)
+class CorrectionFit:
+    """A share of hubness, chosen on held-out captions, and what it gains."""
+
+    questions: int
+    """Held-out captions."""
+    share: float
+    """Share of the hubness to subtract, with the best mean reciprocal rank."""
+    used: bool
+    """Whether the gain is surely above 0."""
+    gain: float
+    """Gain of the mean reciprocal rank, on captions that did not choose the share."""
+    gain_low: float
+    gain_high: float
+    recalls: dict[str, float]
+    """Text-to-image recall without the correction, as "t2i_r1", and with it, as "t2i_r1_with"."""
 
 
-def choose_for_captions(
-    image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray, close_N: np.ndarray
-) -> dict[str, Any]:
-    """The share for whole captions, by the mean reciprocal rank of each one's own image; recall without and with."""
-    rows = generator(0, "held-out questions").permutation(len(text_ME))[:MOST]
-    kept = np.unique(np.concatenate([image_M[rows], np.arange(len(image_NE))[:MOST]]))
-    image_Q = np.searchsorted(kept, image_M[rows])
-    ranks_SQ = t2i_ranks(image_NE[kept], text_ME[rows], image_Q, close_N[kept])
-    found, row_Q = choose(1 / ranks_SQ, image_Q)
-    with_Q = np.take_along_axis(ranks_SQ, row_Q[None], 0)[0]
-    for rank in RANKS:
-        found[f"t2i_r{rank}"] = float((ranks_SQ[0] <= rank).mean())
-        found[f"t2i_r{rank}_with"] = float((with_Q <= rank).mean())
-    return found
+def fit_correction(
+    images: np.ndarray, texts: np.ndarray, image_of_text: np.ndarray, hubness: np.ndarray
+) -> CorrectionFit:
+    """Choose the share of hubness with the best mean reciprocal rank of the own image of held-out captions.
 
-
-def choose_for_questions(precision_SQ: np.ndarray, words: int) -> dict[str, Any]:
-    """The share for short questions, by the average precision of each with each share. Its mean without and with is
-    that of the first questions, which are single words."""
-    found, row_Q = choose(precision_SQ, np.arange(precision_SQ.shape[1]))
-    with_Q = np.take_along_axis(precision_SQ, row_Q[None], 0)[0]
-    return {
-        **found,
-        "map": float(precision_SQ[0, :words].mean()),
-        "map_with": float(with_Q[:words].mean()),
-    }
-
-
-def choose(value_SQ: np.ndarray, group_Q: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
-    """The share with the highest mean value, what it gains, and the row of the share that each question is scored with.
-
-    The groups are halved: each half is scored with the share that the other half chose, so that the gain is one on
-    questions that chose nothing. The share in use is the one that all of them choose, and it is used where the gain is
-    surely above 0.
+    The images are halved. Each half is scored with the share that the other half chose, so the gain is one on captions
+    that chose nothing. The share in use is the one that all of them choose.
     """
-    groups, group_Q = np.unique(group_Q, return_inverse=True)
-    half_Q = np.isin(group_Q, generator(0, "halves").permutation(len(groups))[: len(groups) // 2])
-    row_Q = np.zeros(len(group_Q), np.int64)
-    for half in (half_Q, ~half_Q):
-        if half.any() and (~half).any():
-            row_Q[half] = value_SQ[:, ~half].mean(axis=1).argmax()
-    gain_Q = np.take_along_axis(value_SQ, row_Q[None], 0)[0] - value_SQ[0]
-    gains = np.bincount(group_Q, weights=gain_Q, minlength=len(groups))
-    counts = np.bincount(group_Q, minlength=len(groups)).astype(float)
-    drawn = np.concatenate(
-        [(weights @ gains) / (weights @ counts) for weights in resamples(len(groups))]
+    rows = generator(0, "held-out questions").permutation(len(texts))[:MAX_HELD_OUT]
+    kept = np.unique(np.concatenate([image_of_text[rows], np.arange(len(images))[:MAX_HELD_OUT]]))
+    own_image = np.searchsorted(kept, image_of_text[rows])
+    ranks = own_image_ranks(images[kept], texts[rows], own_image, hubness[kept])  # share x caption
+    chosen = cross_choose(1 / ranks, own_image)
+    chosen_ranks = np.take_along_axis(ranks, chosen[None], 0)[0]
+    groups, group_of_caption = np.unique(own_image, return_inverse=True)
+    gains = np.bincount(group_of_caption, weights=1 / chosen_ranks - 1 / ranks[0])
+    counts = np.bincount(group_of_caption).astype(float)
+    draws = [(weights @ gains) / (weights @ counts) for weights in resamples(len(groups))]
+    low, high = percentiles(np.concatenate(draws))
+    best = int((1 / ranks).mean(axis=1).argmax())
+    recalls = {}
+    for rank in RANKS:
+        recalls[f"t2i_r{rank}"] = float((ranks[0] <= rank).mean())
+        recalls[f"t2i_r{rank}_with"] = float((chosen_ranks <= rank).mean())
+    return CorrectionFit(
+        questions=len(rows),
+        share=float(SHARES[best]),
+        used=bool(low > 0 and best > 0),
+        gain=float(gains.sum() / counts.sum()),
+        gain_low=low,
+        gain_high=high,
+        recalls=recalls,
     )
-    low, high = percentiles(drawn)
-    row = int(value_SQ.mean(axis=1).argmax())
-    return {
-        "questions": len(group_Q),
-        "share": float(SHARES[row]),
-        "gain": float(gain_Q.mean()),
-        "gain_low": low,
-        "gain_high": high,
-        "used": bool(low > 0 and row > 0),
-    }, row_Q
+
+
+def own_image_ranks(
+    images: np.ndarray, texts: np.ndarray, own_image: np.ndarray, hubness: np.ndarray
+) -> np.ndarray:
+    """Return the rank of the own image of each caption, one row for each of SHARES. Ties count against the model."""
+    ranks = np.zeros((len(SHARES), len(texts)), np.int64)
+    for first in range(0, len(texts), BLOCK_ROWS):
+        block = slice(first, first + BLOCK_ROWS)
+        scores = texts[block] @ images.T
+        for row, share in enumerate(SHARES):
+            corrected = scores - np.float32(share) * hubness
+            own = np.take_along_axis(corrected, own_image[block][:, None], 1)
+            ranks[row, block] = (corrected >= own).sum(axis=1)
+    return ranks
+
+
+def cross_choose(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Return the row (share) that each query is scored with: the best one of the other half of the groups.
+
+    `values` has a row for each share and a column for each query.
+    """
+    distinct, group_of_query = np.unique(groups, return_inverse=True)
+    order = generator(0, "halves").permutation(len(distinct))
+    in_first_half = np.isin(group_of_query, order[: len(distinct) // 2])
+    rows = np.zeros(len(groups), np.int64)
+    if in_first_half.any() and not in_first_half.all():
+        rows[in_first_half] = values[:, ~in_first_half].mean(axis=1).argmax()
+        rows[~in_first_half] = values[:, in_first_half].mean(axis=1).argmax()
+    return rows

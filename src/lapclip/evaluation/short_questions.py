@@ -1,8 +1,7 @@
 """Short questions: a word or a phrase instead of a caption, "a dog" instead of all that is on the photo.
 
 An image is right where one of its captions has the word. That is less than the truth, because a dog that nobody
-mentions counts as wrong, so even a perfect model stays below 1. What matching the words alone gives is beside it: a
-text search that reads one caption of each image, the first, and is scored on the others, which it has not read.
+mentions counts as wrong, so even a perfect model stays below 1.
 
 Average precision is the mean, over the right images, of the share of right ones down to there; its mean over the
 questions is what is called mAP. Intervals draw the questions again, not the images: they say how sure the figure is for
@@ -53,27 +52,16 @@ class ShortQuestions:
     """How many of them are single words."""
     right_QN: np.ndarray
     """Which images are right."""
-    read_QN: np.ndarray
-    """Which images' first caption has it: what a text search finds that has read this one alone."""
-    others_QN: np.ndarray
-    """Which images' other captions have it; of an image with one caption none."""
 
     def select(self, at: slice) -> ShortQuestions:
         """Some of the questions, as if all were words."""
-        return ShortQuestions(
-            self.texts[at],
-            len(self.texts[at]),
-            self.right_QN[at],
-            self.read_QN[at],
-            self.others_QN[at],
-        )
+        return ShortQuestions(self.texts[at], len(self.texts[at]), self.right_QN[at])
 
 
 def short_questions(captions: Sequence[Sequence[str]]) -> ShortQuestions | None:
     """The questions that the captions of some images answer; None where they are too few. The same captions always
     give the same ones."""
     owner_M = np.repeat(np.arange(len(captions)), [len(options) for options in captions])
-    first_M = np.diff(owner_M, prepend=-1) > 0
     phrases = cut_phrases([[caption] for options in captions for caption in options], most=1.0)
     caption = np.repeat(np.arange(len(owner_M)), np.diff(phrases.first_N))
     in_image = np.unique(phrases.numbers * max(1, len(captions)) + owner_M[caption])
@@ -93,29 +81,16 @@ def short_questions(captions: Sequence[Sequence[str]]) -> ShortQuestions | None:
     place_K[asked_Q] = np.arange(len(asked_Q))
     asked = place_K[phrases.numbers] >= 0
     found, where = place_K[phrases.numbers[asked]], caption[asked]
-
-    def table(some: np.ndarray) -> np.ndarray:
-        marked_QN = np.zeros((len(asked_Q), len(captions)), dtype=bool)
-        marked_QN[found[some], owner_M[where[some]]] = True
-        return marked_QN
-
-    first = first_M[where]
-    return ShortQuestions(
-        [phrases.texts[number] for number in asked_Q],
-        len(kinds[0]),
-        table(np.ones(len(found), dtype=bool)),
-        table(first),
-        table(~first),
-    )
+    right_QN = np.zeros((len(asked_Q), len(captions)), dtype=bool)
+    right_QN[found, owner_M[where]] = True
+    texts = [phrases.texts[number] for number in asked_Q]
+    return ShortQuestions(texts, len(kinds[0]), right_QN)
 
 
 def evaluate_short_questions(
     image_NE: np.ndarray, text_QE: np.ndarray, questions: ShortQuestions
 ) -> dict[str, Any]:
-    """How well words find their images, and under `phrases` the same of phrases, None where there are too few.
-
-    `map_others` is the model scored on the same captions as `words_alone`, to be compared with it.
-    """
+    """How well words find their images, and under `phrases` the same of phrases, None where there are too few."""
     words, rest = slice(0, questions.words), slice(questions.words, len(questions.texts))
     enough = len(questions.texts[rest]) >= MIN_QUERIES
     return {
@@ -163,40 +138,26 @@ def function_words() -> frozenset[str]:
     )
 
 
-def average_precisions(scores_QN: np.ndarray, right_QN: np.ndarray) -> np.ndarray:
-    """Of each question. A tie counts against the model: wrong images come first."""
-    return _ordered(scores_QN, right_QN)[0]
-
-
 def similarities_of(image_NE: np.ndarray, text_QE: np.ndarray) -> np.ndarray:
     """Of each question with each image, (Q, N), without rounding, so that equal embeddings tie."""
     return exact(text_QE, grid_scale(text_QE)) @ exact(image_NE, grid_scale(image_NE)).T
 
 
-def expected_average_precisions(groups: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Of each question, where images come in groups, and each group in an order drawn at random.
+def chance_average_precisions(images: int, right: np.ndarray) -> np.ndarray:
+    """Return the expected average precision of images in random order.
 
-    A group is how many images it has, and how many of them are right, for each question.
+    `right` has the number of right images of each query.
     """
-    sums_Q = np.zeros(len(groups[0][0]))
-    before_Q, right_before_Q = np.zeros_like(sums_Q), np.zeros_like(sums_Q)
-    last = int(max(np.max(sum(count for count, _ in groups), initial=0), 1))
-    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, last + 1))])
-    for count_Q, right_Q in groups:
-        # The k-th of n images is right with r / n, and then k - 1 others before it with (r - 1) / (n - 1) each.
-        inverse_Q = harmonic[(before_Q + count_Q).astype(int)] - harmonic[before_Q.astype(int)]
-        ahead_Q = count_Q - (before_Q + 1) * inverse_Q
-        more_Q = (right_Q - 1) / np.maximum(count_Q - 1, 1)
-        share_Q = right_Q / np.maximum(count_Q, 1)
-        sums_Q += share_Q * ((right_before_Q + 1) * inverse_Q + more_Q * ahead_Q)
-        before_Q, right_before_Q = before_Q + count_Q, right_before_Q + right_Q
-    return sums_Q / np.maximum(right_before_Q, 1)
+    harmonic = (1 / np.arange(1, images + 1)).sum()
+    # The k-th of n images is right with r / n, and each of the k - 1 before it then with (r - 1) / (n - 1).
+    others = (right - 1) / max(images - 1, 1)
+    return (harmonic + others * (images - harmonic)) / images
 
 
 def _score(image_NE: np.ndarray, text_QE: np.ndarray, questions: ShortQuestions) -> dict[str, Any]:
     scores_QN = similarities_of(image_NE, text_QE)
     right_QN = questions.right_QN
-    precision_Q, first_Q = _ordered(scores_QN, right_QN)
+    precision_Q, first_Q = average_precisions(scores_QN, right_QN)
     count, right_Q = right_QN.shape[1], right_QN.sum(axis=1)
     low, high = bootstrap_interval(precision_Q, np.ones(len(precision_Q)))
     best = sorted(range(len(precision_Q)), key=lambda at: (-precision_Q[at], at))
@@ -213,35 +174,19 @@ def _score(image_NE: np.ndarray, text_QE: np.ndarray, questions: ShortQuestions)
         "map": float(precision_Q.mean()),
         "map_low": low,
         "map_high": high,
-        "chance": float(
-            expected_average_precisions([(np.full(len(right_Q), count), right_Q)]).mean()
-        ),
+        "chance": float(chance_average_precisions(count, right_Q).mean()),
         "first_five": float(first_Q.mean()),
         "first_five_chance": float((right_Q / count).mean()),
-        **_words_alone(scores_QN, questions),
         "best": named[:SHOWN],
         "worst": named[SHOWN:][-SHOWN:],
     }
 
 
-def _words_alone(scores_QN: np.ndarray, questions: ShortQuestions) -> dict[str, float | None]:
-    """What a text search finds that has read one caption of each image, and the model on the same captions. Only
-    questions that another caption answers count."""
-    asked_Q = questions.others_QN.any(axis=1)
-    if not asked_Q.any():
-        return {"words_alone": None, "map_others": None}
-    others_QN, read_QN = questions.others_QN[asked_Q], questions.read_QN[asked_Q]
-    groups = [
-        (chosen_QN.sum(axis=1), (chosen_QN & others_QN).sum(axis=1)) for chosen_QN in (read_QN, ~read_QN)
-    ]  # fmt: skip
-    return {
-        "words_alone": float(expected_average_precisions(groups).mean()),
-        "map_others": float(average_precisions(scores_QN[asked_Q], others_QN).mean()),
-    }
-
-
-def _ordered(scores_QN: np.ndarray, right_QN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Average precision of each question, and the share of its first answers that is right."""
+def average_precisions(
+    scores_QN: np.ndarray, right_QN: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the average precision of each query, and the share of its first five results that is right. A tie counts
+    against the model: wrong images come first."""
     precision, first = [], []
     at_once = max(1, BLOCK * BLOCK // max(1, scores_QN.shape[1]))
     places_N = np.arange(1, scores_QN.shape[1] + 1)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lapclip.evaluation import QUESTIONS, RANKS, WAYS
+from lapclip.evaluation import RANKS, WAYS
 from lapclip.paths import read_json
 from lapclip.report.document import (
     Block,
@@ -236,8 +236,6 @@ def short_question_blocks(found: dict[str, Any]) -> list[Block]:
             significant(kind.get("map")),
             _between([kind.get("map_low"), kind.get("map_high")], significant),
             significant(kind.get("chance")),
-            significant(kind.get("words_alone")),
-            significant(kind.get("map_others")),
             percent(kind.get("first_five")),
         ]
         for name, kind in kinds
@@ -247,8 +245,7 @@ def short_question_blocks(found: dict[str, Any]) -> list[Block]:
     sentences = [
         "Short questions are the words and phrases that are most common in these captions; an image is right where "
         "one of its captions has them. mAP is the mean average precision: 1 where all right images come first. "
-        "Captions do not mention all there is to see, so no model reaches 1. Words alone is a text search that reads "
-        "one caption of each image and is scored on its others; beside it is the model on those same others."
+        "Captions do not mention all there is to see, so no model reaches 1."
     ]
     for name, kind in kinds:
         best, worst = (
@@ -261,36 +258,22 @@ def short_question_blocks(found: dict[str, Any]) -> list[Block]:
         "mAP",
         "95 % interval",
         "chance",
-        "words alone",
-        "model on the same",
         "first five right",
     ]
     return [Table(header, rows), Sentences(sentences)]
 
 
 def _hubness(found: dict[str, Any]) -> Table | None:
-    """What search gains where images that fit every question are moved down."""
+    """Recall without and with the hubness correction."""
+    share = "not used: no sure gain"
+    if found.get("used"):
+        share = f"share {significant(found.get('share'))}"
     rows: list[list[Any]] = []
-    for kind, name in QUESTIONS.items():
-        each = mapping(found.get(kind))
-        for metric, text, said in HUBNESS[kind]:
-            if number(each.get(metric)) is not None:
-                share = (
-                    f"share {significant(each.get('share'))}"
-                    if each.get("used")
-                    else "not used: no sure gain"
-                )
-                rows.append(
-                    [f"{name}, {text}", said(each[metric]), said(each.get(f"{metric}_with")), share]
-                )
+    for rank in RANKS:
+        before, after = found.get(f"t2i_r{rank}"), found.get(f"t2i_r{rank}_with")
+        if number(before) is not None:
+            rows.append([f"text to image R@{rank}", percent(before), percent(after), share])
     return Table(["hubness correction", "without", "with", "in search"], rows) if rows else None
-
-
-HUBNESS: dict[str, list[tuple[str, str, Callable[[Any], str]]]] = {
-    "whole": [(f"t2i_r{rank}", f"text to image R@{rank}", percent) for rank in RANKS],
-    "short": [("map", "mAP of single words", significant)],
-}
-"""Metrics that the correction for hubness is shown by."""
 
 
 def _question(entry: dict[str, Any]) -> str:

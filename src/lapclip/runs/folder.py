@@ -88,7 +88,7 @@ class Run:
         self.seen = path / "seen.npy"
         """Which images it learns from."""
         self.questions = path / "questions.json"
-        """Its question bank (`lapclip.evaluation.hubness`)."""
+        """Its caption bank (`lapclip.evaluation.hubness`)."""
         self.calibration = path / "calibration.safetensors"
         """What held-out pairs say of its scores (`lapclip.evaluation.calibration`)."""
         self.job = path / "job"

@@ -2,7 +2,7 @@
 
 pictures.db     SQLite: of each image its path, size, times, content hash, and the row of its vector
 vectors-N.f16   the vectors one after another, float16 of unit length; pictures.db says which N is meant
-closeness-N-BANK.f32  how close each of these is to questions in general, for each kind of question: float32
+hubness-N-BANK.f32  hubness of each of these (`lapclip.evaluation.hubness`): float32
 model.txt       what leads to the model that made it (`lapclip.searching.indexes`)
 folder.txt      the folder of images that it is of
 lock            held by the process that writes
@@ -29,7 +29,6 @@ import filelock
 import numpy as np
 
 from lapclip.errors import SearchError
-from lapclip.evaluation.hubness import KINDS
 from lapclip.paths import data_folder, digest_of_bytes, make_private
 
 FORMAT = "2"
@@ -97,9 +96,8 @@ class Table(NamedTuple):
     rows: np.ndarray
     times: np.ndarray
     """When each was taken, or else last changed, in seconds."""
-    close_NK: np.ndarray | None = None
-    """How close each is to questions in general, for each kind of question; NaN where that is not known yet, and None
-    where no question bank was named."""
+    hubness: np.ndarray | None = None
+    """Hubness of each image, NaN if not known yet. None if no caption bank was named."""
 
 
 def index_folder(folder: Path) -> Path:
@@ -111,15 +109,14 @@ def index_folder(folder: Path) -> Path:
 
 def vector_files(index: Path) -> list[Path]:
     """The files of vectors in the folder of an index, and of what is known of each vector."""
-    return [*index.glob("vectors-*.f16"), *index.glob("closeness-*.f32")]
+    return [*index.glob("vectors-*.f16"), *index.glob("hubness-*.f32")]
 
 
-CLOSENESS_BYTES = 4 * len(KINDS)
-"""Size of a row of a file of closeness."""
+HUBNESS_BYTES = 4  # a float32
 
 
 def _bank_of(path: Path) -> str:
-    """The question bank that a file of closeness is about."""
+    """Return the digest of the caption bank that a file of hubness is about."""
     return path.stem.rpartition("-")[2]
 
 
@@ -243,9 +240,9 @@ class Index:
                     hint="the same command, once it is done",
                 )
             table, vectors = self.table(), self.vectors()
-            return (
-                table if bank is None else table._replace(close_NK=self._close_to(bank, table.rows))
-            ), vectors
+            if bank is not None:
+                table = table._replace(hubness=self._hubness_of_rows(bank, table.rows))
+            return table, vectors
 
     def table(self) -> Table:
         """All images that can be found."""
@@ -268,19 +265,18 @@ class Index:
         # Copied on writing, which nobody does: torch warns of memory that cannot be written to.
         return np.memmap(self._vectors, np.float16, "c", shape=(rows, width))
 
-    def closeness(self, bank: str) -> np.ndarray:
-        """How close rows are to the questions of a bank, for each kind of question: as many rows as are known."""
-        path = self._closeness(bank)
+    def hubness(self, bank: str) -> np.ndarray:
+        """Return the hubness of the first rows, as many as are known."""
+        path = self._hubness_file(bank)
         if not path.exists():
-            return np.zeros((0, len(KINDS)), np.float32)
-        count = self._row_count(path, CLOSENESS_BYTES) * len(KINDS)
-        return np.fromfile(path, np.float32, count).reshape(-1, len(KINDS))
+            return np.zeros(0, np.float32)
+        return np.fromfile(path, np.float32, self._row_count(path, HUBNESS_BYTES))
 
-    def _close_to(self, bank: str, rows: np.ndarray) -> np.ndarray:
-        known = self.closeness(bank)
-        found = np.full((len(rows), len(KINDS)), np.nan, np.float32)
-        found[rows < len(known)] = known[rows[rows < len(known)]]
-        return found
+    def _hubness_of_rows(self, bank: str, rows: np.ndarray) -> np.ndarray:
+        known = self.hubness(bank)
+        hubness = np.full(len(rows), np.nan, np.float32)
+        hubness[rows < len(known)] = known[rows[rows < len(known)]]
+        return hubness
 
     # -- changing it -------------------------------------------------------------------------------------------------
 
@@ -305,29 +301,26 @@ class Index:
         """Write vectors, to the disk, and return their rows. They count once images name them."""
         width = vectors_NE.shape[1]
         first = self._rows_in_file(width)
-        for path in self._closenesses():  # of rows that were lost, as with the power
-            if self._row_count(path, CLOSENESS_BYTES) > first:
+        for path in self._hubness_files():  # of rows that were lost, as with the power
+            if self._row_count(path, HUBNESS_BYTES) > first:
                 path.unlink()
         self._write_rows(self._vectors, first, np.ascontiguousarray(vectors_NE, dtype=np.float16))
         return list(range(first, first + len(vectors_NE)))
 
-    def append_closeness(self, bank: str, close_NK: np.ndarray) -> None:
-        """Write how close the next rows are to the questions of a bank."""
-        path = self._closeness(bank)
-        self._write_rows(
-            path,
-            self._row_count(path, CLOSENESS_BYTES),
-            np.ascontiguousarray(close_NK, dtype=np.float32),
-        )
+    def append_hubness(self, bank: str, hubness: np.ndarray) -> None:
+        """Write the hubness of the next rows."""
+        path = self._hubness_file(bank)
+        column = np.ascontiguousarray(hubness, dtype=np.float32)[:, None]
+        self._write_rows(path, self._row_count(path, HUBNESS_BYTES), column)
 
-    def without_closeness(self, bank: str) -> range:
-        """Rows of which it is not known how close they are to the questions of a bank. What is known for another bank
-        is kept for the one that was used last: two models may share their image tower."""
-        others = [path for path in self._closenesses() if path != self._closeness(bank)]
+    def rows_without_hubness(self, bank: str) -> range:
+        """Return the rows whose hubness is not known. Of other banks, only the one that was used last is kept, because
+        two models may share their image tower."""
+        others = [path for path in self._hubness_files() if path != self._hubness_file(bank)]
         with suppress(OSError):  # another process reads one, or has removed it
             for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[1:]:
                 path.unlink()
-        known = self._row_count(self._closeness(bank), CLOSENESS_BYTES)
+        known = self._row_count(self._hubness_file(bank), HUBNESS_BYTES)
         return range(known, self._rows_in_file(self._number("width")))
 
     def _write_rows(self, path: Path, first: int, rows: np.ndarray) -> None:
@@ -398,7 +391,7 @@ class Index:
 
     def sweep(self) -> None:
         """Remove files of vectors that are not used. Windows keeps those that another process reads: next time."""
-        used = {self._vectors, *self._closenesses()}
+        used = {self._vectors, *self._hubness_files()}
         for path in vector_files(self.path):
             if path not in used:
                 with suppress(OSError):
@@ -418,10 +411,10 @@ class Index:
             self._write_rows(
                 self.path / f"vectors-{number}.f16", at, old[table.rows[at : at + 65536]]
             )
-        for path in self._closenesses():
-            known = self.closeness(_bank_of(path))
-            kept = np.ascontiguousarray(known[table.rows[table.rows < len(known)]])
-            self._write_rows(self.path / f"closeness-{number}-{_bank_of(path)}.f32", 0, kept)
+        for path in self._hubness_files():
+            known = self.hubness(_bank_of(path))
+            kept = known[table.rows[table.rows < len(known)]]
+            self._write_rows(self._hubness_file(_bank_of(path), number), 0, kept[:, None])
         with self._transaction() as database:
             # Rows are in order, so none takes the place of one that is yet to move.
             moved = [(new, int(image)) for new, image in enumerate(table.numbers)]
@@ -431,8 +424,8 @@ class Index:
 
     def _drop_damaged_parts(self, width: int) -> int:
         """Forget vectors that are not what was written, or are gone. Return how many images lost theirs."""
-        for path in self._closenesses():
-            if self._damaged_parts(path, CLOSENESS_BYTES):
+        for path in self._hubness_files():
+            if self._damaged_parts(path, HUBNESS_BYTES):
                 path.unlink(missing_ok=True)  # made again from the vectors
         lost = 0
         for part, rows, crc in self._damaged_parts(self._vectors, 2 * width):
@@ -486,12 +479,14 @@ class Index:
     def _vectors(self) -> Path:
         return self.path / f"vectors-{self.about('vectors') or 0}.f16"
 
-    def _closeness(self, bank: str) -> Path:
-        return self.path / f"closeness-{self.about('vectors') or 0}-{bank}.f32"
+    def _hubness_file(self, bank: str, vectors: int | None = None) -> Path:
+        """Return the file for a bank, beside the vectors that are used or those of another number."""
+        number = self.about("vectors") or 0 if vectors is None else vectors
+        return self.path / f"hubness-{number}-{bank}.f32"
 
-    def _closenesses(self) -> list[Path]:
-        """Of the vectors that are used."""
-        return list(self.path.glob(self._closeness("*").name))
+    def _hubness_files(self) -> list[Path]:
+        """Return the files that belong to the vectors that are used."""
+        return list(self.path.glob(self._hubness_file("*").name))
 
     # -- SQLite ------------------------------------------------------------------------------------------------------
 

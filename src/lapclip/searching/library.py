@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -19,7 +19,6 @@ from lapclip.searching.indexes import KnownIndex, indexes_of
 from lapclip.searching.query import Query, excluded, nearest, parse, vector_of
 from lapclip.searching.search_model import (
     SearchModel,
-    answer_notes,
     index_of,
     model_notes,
     open_search_model,
@@ -49,8 +48,8 @@ class Answer(NamedTuple):
     """Images that were found, and how their scores were corrected."""
 
     hits: list[Hit]
-    correction: dict[str, Any] | None = None
-    """Kind of question, and the share of hubness that is subtracted. None without calibration, and for images."""
+    correction: float | None = None
+    """Share of hubness that is subtracted. None if the query is not corrected."""
 
 
 class Library:
@@ -63,7 +62,6 @@ class Library:
         bank = self._calibration.digest if self._calibration else None
         self._table, self._vectors = index.snapshot(model.identity, bank)
         self._left_out: dict[tuple[str, ...], np.ndarray] = {}
-        self._taken: dict[str, np.ndarray | None] = {}
 
     @property
     def count(self) -> int:
@@ -189,11 +187,10 @@ class Library:
 
     def notes_on(self, answer: Answer) -> list[str]:
         """What the model has seen, how well it does, and how these results are ordered."""
-        return [
-            *model_notes(self.model.which),
-            *answer_notes(self.model, answer.correction),
-            RANKING_NOTE,
-        ]
+        notes = model_notes(self.model.which)
+        if answer.correction:
+            notes += reading_notes(self.model)
+        return [*notes, RANKING_NOTE]
 
     def close(self) -> None:
         self._index.close()
@@ -218,8 +215,7 @@ class Library:
             self._table.rows,
             self._allowed(since, exclude, without),
         )
-        kind = self._kind(query)
-        less = self._less(kind) if kind else None
+        less = self._penalty if self._is_corrected(query) else None
         average = self._average_score(question_E, less)
         if not allowed.all():
             numbers, rows, less = (
@@ -230,13 +226,10 @@ class Library:
         found, scores = nearest(self._vectors, rows, numbers, question_E, offset + limit, less)
         bars = _bars(scores, average)
         told = zip(numbers[found[offset:]], scores[offset:], bars[offset:], strict=True)
-        share = (
-            self._calibration.share(kind)
-            if self._calibration and kind and less is not None
-            else 0.0
-        )
-        correction = {"kind": kind, "share": share} if kind else None
-        return Answer(self._hits(told), correction)
+        hits = self._hits(told)
+        if less is None or self._calibration is None:
+            return Answer(hits)
+        return Answer(hits, self._calibration.share)
 
     @cached_property
     def _sample(self) -> np.ndarray:
@@ -258,21 +251,20 @@ class Library:
             average -= float(less[self._sample].mean())
         return average
 
-    def _kind(self, query: Query | None) -> str | None:
-        """Of a question in words to a model whose scores were measured; what is less the unwanted was not."""
-        if self._calibration is None or query is None or not query.wanted or query.unwanted:
-            return None
-        return self._calibration.kind(query.wanted)
+    def _is_corrected(self, query: Query | None) -> bool:
+        """Return whether the hubness correction was measured for such queries: long ones without unwanted words."""
+        if self._calibration is None or query is None or query.unwanted:
+            return False
+        return self._calibration.corrects(query.wanted)
 
-    def _less(self, kind: str) -> np.ndarray | None:
-        """What is taken from the score of each image for hubness."""
-        if kind not in self._taken:
-            assert self._calibration
-            close_NK = self._table.close_NK
-            # Another process may have made room for other models' question banks.
-            known = close_NK is not None and not np.isnan(close_NK).all()
-            self._taken[kind] = self._calibration.less(kind, close_NK) if known else None
-        return self._taken[kind]
+    @cached_property
+    def _penalty(self) -> np.ndarray | None:
+        """Amount to subtract from the score of each image. None if hubness is not known."""
+        hubness = self._table.hubness
+        # Another process may have removed what is known for this bank.
+        if self._calibration is None or hubness is None or np.isnan(hubness).all():
+            return None
+        return self._calibration.penalty(hubness)
 
     def _allowed(
         self, since: float | None, exclude: Sequence[str], without: int | None = None

@@ -15,7 +15,6 @@ from lapclip.data.sources import find_source
 from lapclip.embedder import Embedder, Encoder, OnnxEmbedder, load_torch, open_exported
 from lapclip.errors import ConfigError, LapclipError, RunError
 from lapclip.evaluation.calibration import Calibration, calibration_of
-from lapclip.evaluation.hubness import KINDS
 from lapclip.exporting.check import find_export
 from lapclip.exporting.export_folder import EXPORTED
 from lapclip.fingerprint import weights_digest
@@ -230,19 +229,10 @@ def model_notes(which: WhichModel) -> list[str]:
 
 
 def reading_notes(model: SearchModel) -> list[str]:
-    """Return what the correction for hubness gained, for each kind of question that has one."""
-    if model.calibration is None:
+    """Return what the hubness correction gained, if the model has one."""
+    if model.calibration is None or not model.calibration.share:
         return []
-    gains = [model.calibration.gained(kind) for kind in KINDS]
-    return [gain for gain in gains if gain]
-
-
-def answer_notes(model: SearchModel, correction: dict[str, Any] | None) -> list[str]:
-    """Return what the correction of one answer gained, if it was corrected."""
-    if model.calibration is None or correction is None or not correction["share"]:
-        return []
-    gain = model.calibration.gained(correction["kind"])
-    return [gain] if gain else []
+    return [model.calibration.gain_text()]
 
 
 def _short_questions(found: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 
 from lapclip.data.find_images import Scan, Stamp
 from lapclip.errors import DataError
-from lapclip.evaluation.hubness import closeness
+from lapclip.evaluation.hubness import hubness_of
 from lapclip.machine.facts import logical_cores
 from lapclip.progress import Progress, Status
 from lapclip.searching.index import COLUMNS, Entry, Index, entry_of
@@ -37,7 +37,7 @@ NO_HEIC = f"HEIC needs the package pillow-heif: {install('heic')}"
 PAGE = 5000
 """Rows at once."""
 COMPARED = 20_000
-"""Vectors that are compared with the question bank before that is written down."""
+"""Vectors that are compared with the caption bank before the result is saved."""
 TABLES = f"""
 DROP TABLE IF EXISTS temp.walked;
 DROP TABLE IF EXISTS temp.old;
@@ -102,7 +102,7 @@ def update_index(
                     f"Part of the index was damaged: {counted(damaged, 'image')} are indexed again."
                 )
             _Indexer(index, folder, model, found).work(progress or (lambda done, total: None))
-            fill_closeness(index, model, waiting)
+            fill_hubness(index, model, waiting)
         else:
             found.notes.append(
                 "Another process is indexing this folder: this is what it has so far."
@@ -112,18 +112,17 @@ def update_index(
     return found
 
 
-def fill_closeness(index: Index, model: SearchModel, waiting: Status | None = None) -> None:
-    """Write beside each vector that has it not yet how close it is to questions in general. No image is read for it."""
+def fill_hubness(index: Index, model: SearchModel, waiting: Status | None = None) -> None:
+    """Compute the hubness of all vectors that have none yet. No image is read for it."""
     calibration = model.calibration
     if calibration is None or (bank := calibration.digest) is None:
         return
-    rows, vectors = index.without_closeness(bank), index.vectors()
+    rows, vectors = index.rows_without_hubness(bank), index.vectors()
     for first in range(rows.start, rows.stop, COMPARED):
         if waiting:
-            waiting(f"comparing {rows.stop:,} images with questions in general")
-        index.append_closeness(
-            bank, closeness(vectors[first : first + COMPARED], calibration.vectors)
-        )
+            waiting(f"comparing {rows.stop:,} images with the caption bank")
+        block = vectors[first : min(first + COMPARED, rows.stop)]
+        index.append_hubness(bank, hubness_of(block, calibration.bank))
 
 
 class Known(NamedTuple):
