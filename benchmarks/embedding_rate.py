@@ -49,7 +49,7 @@ def main() -> None:
     torch.set_num_threads(wanted.threads)
     with tempfile.TemporaryDirectory() as name:
         here = Path(name)
-        photos, out, path = here / "photos", here / "vectors.npz", wanted.model
+        photos, out, path = here / "photos", here / "vectors.npy", wanted.model
         photos.mkdir()
         every = FolderRows(wanted.folder)
         for at in range(wanted.images):  # again where there are too few

@@ -163,7 +163,7 @@ CHEAP = {
     ],
     "report": ["report", "mine"],
     "search": ["search", "photos", "a red wall", "--model", "mine"],
-    "embed": ["embed", "photos", "--model", "mine", "--out", "vectors.npz"],
+    "embed": ["embed", "photos", "--model", "mine", "--out", "vectors.npy"],
     "models": ["models"],
     "clean": ["clean"],
     "eval": ["eval", "mine", "--device", "cpu"],

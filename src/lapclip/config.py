@@ -266,7 +266,7 @@ class TrainConfig:
     features: str = setting(KEEP, choices=(KEEP, NEVER))
     """Compute once what frozen parts of towers give for images and captions and keep it, or never."""
     teacher: str = setting("")
-    """The model that teaches this one, as `--teacher` names it: a run, a folder of weights, or an .npz file of
+    """The model that teaches this one, as `--teacher` names it: a run, a folder of weights, or a file of
     embeddings (docs/distil.md)."""
     teacher_weight: float = setting(0.9, least=0.0, most=1.0)
     """Share of the loss that the teacher's has; the contrastive one has the rest."""

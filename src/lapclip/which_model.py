@@ -177,7 +177,7 @@ def teacher_setting(teacher: str | None) -> list[str]:
     """The teacher as a setting: a model, or a file of embeddings."""
     if teacher is None:
         return []
-    is_file = teacher.endswith(".npz")
+    is_file = Path(teacher).suffix.lower() in (".npy", ".parquet")
     return [
         f"train.teacher={_quoted(os.path.abspath(teacher) if is_file else which_model(teacher).reference)}"
     ]

@@ -60,7 +60,9 @@ CASES = {
         ("--force",),
     ),
     "embed --out": Case(
-        ["embed", "photos", "--model", "mine", "--out", "out.npz"], ["out.npz"], 25_000
+        ["embed", "photos", "--model", "mine", "--out", "out.npy"],
+        ["out.npy", "out-captions.npy", "out.json"],
+        25_000,
     ),
     "claims --markdown": Case(["claims", "--only", "28", "--markdown", "out.md"], ["out.md"], 100),
 }

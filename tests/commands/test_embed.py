@@ -21,11 +21,14 @@ from pyarrow import parquet
 
 import lapclip as package
 from lapclip.commands import embed as room
-from lapclip.commands import vector_files
 from lapclip.commands.embed import EmbedOptions
+from lapclip.config import DataConfig
+from lapclip.data import vector_files
+from lapclip.data.loading import load_data
 from lapclip.data.table import ImageFile, Row
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError, DataError, LapclipError, RunBusy
+from lapclip.training.teacher import TeacherFile
 
 from ..conftest import command, lapclip
 from ..searching.made import another_model, draw, draw_many
@@ -37,7 +40,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Saved after each batch of four, and written in pieces of three."""
     monkeypatch.setattr(room, "SAVED_EVERY", -1.0)
     monkeypatch.setattr(room, "CPU_BATCH", 4)
-    monkeypatch.setattr(vector_files, "PIECE", 3)
+    monkeypatch.setattr(vector_files, "BLOCK_IMAGES", 3)
 
 
 def embedded(data: Path | str, out: Path, model: Path | None, **options: Any) -> dict[str, Any]:
@@ -60,36 +63,21 @@ def read(path: Path) -> dict[str, Any]:
             "fingerprint": told["fingerprint"],
             "about": json.loads(told["lapclip"]),
         }
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as file:
-            captions: list[list[str]] = [[] for _ in file["pictures"]]
-            for owner, caption in zip(
-                file.get("picture_of_caption", ()), file.get("captions", ()), strict=True
-            ):
-                captions[owner].append(str(caption))
-            return {
-                "paths": file["pictures"].tolist(),
-                "captions": captions,
-                "split": file["split"].tolist(),
-                "image": file["image"],
-                "text": file.get("text", np.zeros((0, 0))),
-                "fingerprint": file["fingerprint"].item(),
-                "about": json.loads(file["lapclip"].item()),
-            }
     about = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    captions = path.with_stem(f"{path.stem}-captions")
     columns = {name: [row[name] for row in about["rows"]] for name in ("path", "captions", "split")}
     return {
         "paths": columns["path"],
         "captions": columns["captions"],
         "split": columns["split"],
         "image": np.load(path),
-        "text": np.zeros((0, 0)),
+        "text": np.load(captions) if captions.exists() else np.zeros((0, 0)),
         "fingerprint": about["fingerprint"],
         "about": about["lapclip"],
     }
 
 
-@pytest.mark.parametrize("ending", [".parquet", ".npz", ".npy"])
+@pytest.mark.parametrize("ending", [".parquet", ".npy"])
 def test_a_file_holds_what_the_model_says_of_each_image_and_caption(
     trained: Path, here: Path, ending: str
 ) -> None:
@@ -108,34 +96,41 @@ def test_a_file_holds_what_the_model_says_of_each_image_and_caption(
         found["image"], model.encode_image([data / path for path in paths]), atol=1e-5
     )
     captions = [caption for one in found["captions"] for caption in one]
-    if ending != ".npy":
-        np.testing.assert_allclose(found["text"], model.encode_text(captions), atol=1e-5)
+    np.testing.assert_allclose(found["text"], model.encode_text(captions), atol=1e-5)
     assert found["fingerprint"] == done["fingerprint"] == model.fingerprint()
     assert Path(found["about"]["folder"]) == data
     assert done["unreadable"] == [{"path": "4.png", "reason": "it is not an image of a known form"}]
-    assert (done["rows"], done["dimension"], done["captions"]) == (
-        9,
-        model.embedding,
-        0 if ending == ".npy" else 18,
-    )
-    left = sorted(path.name for path in here.iterdir())
-    assert left == sorted(["photos", f"out{ending}", *["out.json"] * (ending == ".npy")])
+    assert (done["rows"], done["dimension"], done["captions"]) == (9, model.embedding, 18)
+    files = ["out.parquet"] if ending == ".parquet" else ["out-captions.npy", "out.json", "out.npy"]
+    assert sorted(path.name for path in here.iterdir()) == [*files, "photos"]
 
 
-def test_an_npz_teaches(trained: Path, here: Path) -> None:
-    from lapclip.config import DataConfig
-    from lapclip.data.loading import load_data
-    from lapclip.training.teacher import TeacherFile
-
+@pytest.mark.parametrize("ending", [".parquet", ".npy"])
+def test_a_file_teaches(trained: Path, here: Path, ending: str) -> None:
     data = write_photos(here / "photos", ["train"] * 10 + ["val"] * 2)
-    embedded(data, here / "out.npz", trained)
+    embedded(data, here / f"out{ending}", trained)
     pairs = load_data(DataConfig(source=str(data)), 64).train
-    image, text = TeacherFile(here / "out.npz").embed(DataConfig(source=str(data)), pairs, None)
+    config = DataConfig(source=str(data))
+    image, text = TeacherFile(here / f"out{ending}").embed(config, pairs, None)
     model = package.load(trained)
     np.testing.assert_allclose(
         image, model.encode_image([data / name for name in pairs.names]), atol=1e-5
     )
-    assert text.shape == (20, model.embedding)
+    captions = [caption for options in pairs.captions for caption in options]
+    np.testing.assert_allclose(text, model.encode_text(captions), atol=1e-5)
+
+
+def test_vectors_of_captions_do_not_outlive_the_captions(trained: Path, here: Path) -> None:
+    data = write_photos(here / "photos", ["train"] * 4)
+    embedded(data, here / "out.npy", trained)
+    assert (here / "out-captions.npy").exists()
+    (data / "captions.csv").unlink()
+    assert embedded(data, here / "out.npy", trained)["captions"] == 0
+    assert not (here / "out-captions.npy").exists()
+    assert embedded(data, here / "out.npy", trained)["embedded"] == 0
+    np.save(here / "out-captions.npy", np.eye(3))  # the user's own
+    with pytest.raises(ConfigError, match="left alone"):
+        embedded(data, here / "out.npy", trained)
 
 
 def test_a_folder_without_captions_and_folders_that_look_like_classes(
@@ -144,8 +139,8 @@ def test_a_folder_without_captions_and_folders_that_look_like_classes(
     data = write_classes(here / "clothes", 2)
     draw(data / "loose.png", 1)
     (data / "prices.csv").write_text("a,b\n1,2\n")  # a table, and none of images
-    embedded(data, here / "plain.npz", trained)
-    found = read(here / "plain.npz")
+    embedded(data, here / "plain.npy", trained)
+    found = read(here / "plain.npy")
     assert sorted(found["paths"]) == [
         "loose.png",
         "owl/0.png",
@@ -155,16 +150,16 @@ def test_a_folder_without_captions_and_folders_that_look_like_classes(
     ]
     assert not any(found["captions"])
     (data / "prices.csv").unlink()
-    done = embedded(data, here / "plain.npz", trained)
+    done = embedded(data, here / "plain.npy", trained)
     assert (done["rows"], done["captions"], done["embedded"]) == (5, 0, 0)
     done = embedded(
-        data, here / "prompted.npz", trained, settings=["data.prompts=a photo of a {}."]
+        data, here / "prompted.npy", trained, settings=["data.prompts=a photo of a {}."]
     )
     assert (done["rows"], done["captions"]) == (4, 4)
-    assert read(here / "prompted.npz")["captions"][-1] == ["a photo of a red cat."]
+    assert read(here / "prompted.npy")["captions"][-1] == ["a photo of a red cat."]
     (here / "empty").mkdir()
     with pytest.raises(DataError, match="empty"):
-        embedded(here / "empty", here / "none.npz", trained)
+        embedded(here / "empty", here / "none.npy", trained)
 
 
 def test_only_a_split(trained: Path, here: Path) -> None:
@@ -174,9 +169,9 @@ def test_only_a_split(trained: Path, here: Path) -> None:
     with pytest.raises(DataError, match="train, test"):
         embedded(data, here / "out.parquet", trained, split="dev")
     done = embedded(
-        "scenes", here / "drawn.npz", trained, split="val", settings=["data.train_pairs=64"]
+        "scenes", here / "drawn.npy", trained, split="val", settings=["data.train_pairs=64"]
     )
-    assert done["rows"] == len(set(read(here / "drawn.npz")["paths"])) > 100
+    assert done["rows"] == len(set(read(here / "drawn.npy")["paths"])) > 100
 
 
 def test_interrupted_at_any_batch_it_goes_on_to_the_same_file(
@@ -242,7 +237,7 @@ def test_what_was_begun_with_another_model_or_other_data_is_begun_anew(
     data, model = write_photos(here / "photos", ["train"] * 10), trained
     let_go = stopped_after(2, monkeypatch)
     with pytest.raises(KeyboardInterrupt, match="8 of 10"):
-        embedded(data, here / "out.npz", model)
+        embedded(data, here / "out.npy", model)
     let_go()
     if change == "model":
         model = another_model(trained, here / "other")
@@ -253,12 +248,12 @@ def test_what_was_begun_with_another_model_or_other_data_is_begun_anew(
         table.write_text(
             table.read_text(encoding="utf-8").replace("a thing number 3", "three"), encoding="utf-8"
         )
-    done = embedded(data, here / "out.npz", model)
+    done = embedded(data, here / "out.npy", model)
     assert done["embedded"] == (2 if change == "nothing" else 10)
     said = " ".join(done["notes"])
     assert ("anew" in said) == (change != "nothing")
     assert ("model has changed" in said) == (change == "model")
-    found = read(here / "out.npz")
+    found = read(here / "out.npy")
     np.testing.assert_allclose(
         found["image"],
         package.load(model).encode_image([data / path for path in found["paths"]]),
@@ -295,7 +290,7 @@ def test_a_finished_file_is_made_again_only_where_something_has_changed(
 def test_what_could_not_be_read_this_time_is_tried_again(
     trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, out = here / "photos", here / "out.npz"
+    data, out = here / "photos", here / "out.npy"
     draw_many(data, 5)
     real = room.read_stored
 
@@ -327,8 +322,8 @@ def test_vectors_and_names_of_two_writings_are_noticed(trained: Path, here: Path
     assert embedded(data, out, trained)["embedded"] == 3
     np.testing.assert_array_equal(np.load(out), before)
     told = out.with_suffix(".json")
-    digest = json.loads(told.read_text(encoding="utf-8"))["lapclip"]["vectors_sha256"]
-    assert digest == hashlib.sha256(out.read_bytes()).hexdigest()
+    digests = json.loads(told.read_text(encoding="utf-8"))["lapclip"]["sha256"]
+    assert digests == {"out.npy": hashlib.sha256(out.read_bytes()).hexdigest()}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows removes no file that is open")
@@ -339,20 +334,20 @@ def test_the_lock_is_held_until_its_folder_is_gone(
     real = filelock.FileLock.release
 
     def release(self: Any, *options: Any, **more: Any) -> None:
-        there.append((here / "out.npz.unfinished").exists())
+        there.append((here / "out.npy.unfinished").exists())
         real(self, *options, **more)
 
     monkeypatch.setattr(filelock.FileLock, "release", release)
-    with room.UnfinishedVectors(here / "out.npz").locked():
+    with room.UnfinishedVectors(here / "out.npy").locked():
         pass
     assert there[:1] == [False]
 
 
-@pytest.mark.parametrize("name", ["out.parquet", "out.npz", "out.npy", "beside.json"])
+@pytest.mark.parametrize("name", ["out.parquet", "out.npy", "out-captions.npy", "beside.json"])
 def test_files_of_others_are_left_alone(trained: Path, here: Path, name: str) -> None:
     draw_many(here / "photos", 1)
     (here / name).write_bytes(b"mine")
-    out = here / name.replace("beside.json", "beside.npy")
+    out = here / name.replace("-captions", "").replace("beside.json", "beside.npy")
     with pytest.raises(ConfigError, match="left alone"):
         embedded(here / "photos", out, trained)
     assert (here / name).read_bytes() == b"mine"
@@ -370,26 +365,24 @@ def test_mistakes_are_told_before_any_work(
         assert not list(here.glob("*.unfinished"))
         return done.stderr
 
-    assert ".parquet, .npz, .npy" in said("--out", "vectors.bin")
-    assert "--out out.npz" in said("--out", "photos/out.npz")
-    assert "--device auto" in said("--out", "out.npz", "--device", "cuda:7")
+    assert ".parquet or .npy" in said("--out", "vectors.bin")
+    assert "--out out.npy" in said("--out", "photos/out.npy")
+    assert "--device auto" in said("--out", "out.npy", "--device", "cuda:7")
     monkeypatch.setattr(vector_files, "find_spec", lambda name: None)
     assert '[parquet]"' in said("--out", "out.parquet")
-    monkeypatch.setattr(vector_files, "LARGEST_TEXTS", 10)
-    assert ".parquet" in said("--out", "out.npz")
 
 
 def test_two_at_once_do_not_mix(trained: Path, here: Path) -> None:
     draw_many(here / "photos", 1)
-    with room.UnfinishedVectors(here / "out.npz").locked(), pytest.raises(RunBusy):
-        embedded(here / "photos", here / "out.npz", trained)
+    with room.UnfinishedVectors(here / "out.npy").locked(), pytest.raises(RunBusy):
+        embedded(here / "photos", here / "out.npy", trained)
 
 
 def test_images_none_of_which_can_be_read(trained: Path, here: Path) -> None:
     (here / "photos").mkdir()
     (here / "photos" / "a.jpg").write_bytes(b"no image")
     with pytest.raises(LapclipError, match="1 because it is not an image"):
-        embedded(here / "photos", here / "out.npz", trained)
+        embedded(here / "photos", here / "out.npy", trained)
     assert [path.name for path in here.iterdir()] == ["photos"]
 
 
@@ -422,7 +415,7 @@ def test_names_that_are_no_text(trained: Path, here: Path) -> None:
         os.rename(made, os.fsencode(here / "photos") + b"/caf\xe9.png")
     except OSError:
         pytest.skip("this file system takes only Unicode")
-    for ending in (".parquet", ".npz", ".npy"):
+    for ending in (".parquet", ".npy"):
         assert embedded(here / "photos", here / f"out{ending}", trained)["rows"] == 1
     assert read(here / "out.parquet")["paths"] == ["caf\\udce9.png"]
 
@@ -431,8 +424,8 @@ def test_names_that_are_no_text(trained: Path, here: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_killed_processes_lose_no_more_than_was_not_saved(trained: Path, here: Path) -> None:
     draw_many(here / "photos", 3000)
-    arguments = ["embed", "photos", "--model", str(trained), "--out", "out.npz", "--device", "cpu"]
-    journal, kills = here / "out.npz.unfinished" / "journal.jsonl", 0
+    arguments = ["embed", "photos", "--model", str(trained), "--out", "out.npy", "--device", "cpu"]
+    journal, kills = here / "out.npy.unfinished" / "journal.jsonl", 0
     for _ in range(3):
         process = subprocess.Popen(
             command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -452,14 +445,14 @@ def test_killed_processes_lose_no_more_than_was_not_saved(trained: Path, here: P
 
 def test_a_folder_that_was_moved_is_named_where_it_is(trained: Path, tmp_path: Path) -> None:
     draw_many(tmp_path / "before", 5)
-    embedded(tmp_path / "before", tmp_path / "vectors.npz", trained)
+    embedded(tmp_path / "before", tmp_path / "vectors.npy", trained)
     (tmp_path / "before").rename(tmp_path / "after")
-    embedded(tmp_path / "after", tmp_path / "vectors.npz", trained)
-    about = read(tmp_path / "vectors.npz")["about"]
+    embedded(tmp_path / "after", tmp_path / "vectors.npy", trained)
+    about = read(tmp_path / "vectors.npy")["about"]
     assert (about["folder"], about["source"]) == (str(tmp_path / "after"), str(tmp_path / "after"))
 
 
-@pytest.mark.parametrize("ending", [".npy", ".npz", ".parquet"])
+@pytest.mark.parametrize("ending", [".npy", ".parquet"])
 def test_a_file_that_tells_of_many_images_left_out_is_known_again(
     tmp_path: Path, ending: str
 ) -> None:
@@ -469,4 +462,4 @@ def test_a_file_that_tells_of_many_images_left_out_is_known_again(
     vectors, none = np.ones((1, 4), np.float32), np.zeros((0, 4), np.float32)
     file = vector_files.vector_file(tmp_path / f"vectors{ending}")
     file.write(vector_files.Embedded(about, rows, np.array([0]), vectors, none))
-    assert (file.check_free() or {})["left_out"] == names
+    assert (file.check_free(is_unfinished=False) or {})["left_out"] == names

@@ -418,7 +418,7 @@ def test_commands_take_the_names(server: Server) -> None:
     assert again["model"] == "small-hub"
     assert again["results"] == found["results"]
     embedded = json.loads(
-        run("embed", "photos", "--model", "small-hub", "--out", "a.npz", "--json").stdout
+        run("embed", "photos", "--model", "small-hub", "--out", "a.npy", "--json").stdout
     )
     assert embedded["rows"] == 3
     scored = json.loads(

@@ -37,7 +37,7 @@ def embed(
     For example:
 
     - `lapclip embed photos/ --out photos.parquet`
-    - `lapclip embed photos/ --model heads --out photos.npz --json`
+    - `lapclip embed photos/ --model heads --out photos.npy --json`
     - `lapclip embed photos/ --model vit-b-32-laion2b --out photos.parquet`
     - `lapclip embed captions.csv --split test --out test.npy`
     - `lapclip embed clothes/ --set "data.prompts=a photo of a {}." --out clothes.parquet`
@@ -48,9 +48,8 @@ def embed(
         Images with captions, as `lapclip train` reads them, or a folder of images without. Folders in it count as
         classes, with captions of their names, only where data.prompts is set.
     out
-        The file. `.parquet`: a row an image, with `path`, `captions`, `split`, `vector` and `caption_vectors`; `.npz`:
-        arrays `image`, `pictures`, `split`, `text`, `captions`, `picture_of_caption`; `.npy`: the vectors of images
-        alone, and a .json beside it that names them. Example: lapclip embed photos/ --out photos.parquet
+        The file. `.parquet`: a row an image, with `path`, `captions`, `split`, `vector` and `caption_vectors`; `.npy`:
+        the vectors of images, with those of captions in NAME-captions.npy and the names in NAME.json. Example: lapclip embed photos/ --out photos.parquet
     model
         A run's name or folder, a folder or file with a model, an exported folder, a published one by its name
         (`lapclip models` lists them), or hf:org/name on the Hugging Face hub. Without one: the model that made the
@@ -59,13 +58,13 @@ def embed(
         vit-b-32-laion2b --out photos.parquet
     split
         Only images of this split, where the data itself names splits. Example: lapclip embed captions.csv --split test
-        --out test.npz
+        --out test.npy
     device
-        Where to compute: auto, cpu, cuda, mps, xpu. Example: lapclip embed photos/ --device cpu --out photos.npz
+        Where to compute: auto, cpu, cuda, mps, xpu. Example: lapclip embed photos/ --device cpu --out photos.npy
     settings
-        How to read the data; may be repeated. Example: lapclip embed a.csv --set data.caption_column=title --out a.npz
+        How to read the data; may be repeated. Example: lapclip embed a.csv --set data.caption_column=title --out a.npy
     yes
-        Fetch a published model without asking. Example: lapclip embed photos/ --model vit-b-32-laion2b --out a.npz
+        Fetch a published model without asking. Example: lapclip embed photos/ --model vit-b-32-laion2b --out a.npy
         --yes
     """
     with loading():
@@ -101,4 +100,4 @@ def _how_to_load(file: str) -> str:
     ending = Path(file).suffix.lower()
     if ending == ".parquet":
         return f"pandas.read_parquet({file!r})"
-    return f"numpy.load({file!r})" + ('["image"]' if ending == ".npz" else "")
+    return f"numpy.load({file!r})"

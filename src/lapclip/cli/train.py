@@ -90,7 +90,7 @@ def train(
     name
         Name of the run's folder under runs/. Example: lapclip train --name mine
     teacher
-        A model that this one learns from, too: a run, a model folder, or an .npz file of embeddings. Example: lapclip
+        A model that this one learns from, too: a run, a model folder, or a file of vectors (.npy or .parquet). Example: lapclip
         train photos/ --teacher runs/heads
     device
         Where to train: auto, cpu, cuda, mps or xpu. Short for --set train.device. Example: lapclip train --device cuda

@@ -1,5 +1,5 @@
 """`lapclip embed`: the vectors of images and captions in a file for other programs. What is done survives a kill
-(`UnfinishedVectors`); the file is written from it in one go (`vector_files.py`)."""
+(`UnfinishedVectors`); the file is written from it in one go (`lapclip.data.vector_files`)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,7 @@ from typing import Any
 import numpy as np
 
 from lapclip import __version__
-from lapclip.commands.vector_files import (
-    FINGERPRINT,
-    Embedded,
-    UnfinishedVectors,
-    VectorFile,
-    vector_file,
-)
+from lapclip.commands.unfinished_vectors import UnfinishedVectors
 from lapclip.config import AUTO, DataConfig, Layer, build_config, parse_settings
 from lapclip.data.columns import NotATable
 from lapclip.data.decode import DECODING_VERSION
@@ -32,6 +26,7 @@ from lapclip.data.pixels import RESIZING_VERSION, View
 from lapclip.data.sources.files import NoCaptions
 from lapclip.data.sources.registry import BUILT_IN, Specificity, absolute, forms_in
 from lapclip.data.table import ImageFile, Row, Skipped
+from lapclip.data.vector_files import FINGERPRINT, Embedded, VectorFile, vector_file
 from lapclip.embedder import Embedder, Encoder, load
 from lapclip.errors import ConfigError, DataError, RunError, nearest
 from lapclip.machine.facts import logical_cores
@@ -115,7 +110,7 @@ def embed(request: EmbedOptions, callbacks: Callbacks = Callbacks()) -> dict[str
     file, saved = vector_file(request.out), UnfinishedVectors(request.out)
     _check_outside(request)
     file.check_packages()
-    finished = file.check_free()
+    finished = file.check_free(is_unfinished=saved.folder.exists())
     with saved.locked():
         which = which_model(
             request.model, lambda: _same_as_before(saved.about or finished) or best_on_photos()
@@ -123,7 +118,6 @@ def embed(request: EmbedOptions, callbacks: Callbacks = Callbacks()) -> dict[str
         callbacks.status("reading the model")
         model = _open(which, request.device)
         found = _find(request, model.view, callbacks.data)
-        file.check_rows(found.rows)
         about = {
             "lapclip": __version__,
             FINGERPRINT: model.fingerprint(),
@@ -150,9 +144,7 @@ def embed(request: EmbedOptions, callbacks: Callbacks = Callbacks()) -> dict[str
             before = saved.counts["image"]
             _check_room(file, found.rows, saved.rows, model)
             with which.in_use():
-                _Work(saved, found, model, captions=file.embeds_captions).to_the_end(
-                    callbacks.counting
-                )
+                _Work(saved, found, model).to_the_end(callbacks.counting)
             callbacks.status(f"writing {request.out}")
             about = _write(file, found, saved, about)
             saved.done()
@@ -214,6 +206,7 @@ def _write(
     if saved.passing:
         about["data"] = ""  # some may be readable the next time, so that it is not up to date
     kept = np.delete(np.arange(len(found.rows)), unreadable)
+    file.check_free(is_unfinished=True)  # the user may have put something there since
     file.write(Embedded(about, found.rows, kept, saved.vectors("image"), saved.vectors("text")))
     return about
 
@@ -332,9 +325,7 @@ def _digest(rows: Sequence[Row], drawn: str) -> str:
 
 def _check_room(file: VectorFile, rows: Sequence[Row], done: int, model: Encoder) -> None:
     """Vectors are there twice for a moment: as they were saved, and in the file."""
-    captions = (
-        sum(len(rows[at].captions) for at in range(done, len(rows))) if file.embeds_captions else 0
-    )
+    captions = sum(len(rows[at].captions) for at in range(done, len(rows)))
     needed, free = (
         2 * 4 * model.embedding * (len(rows) - done + captions),
         room_left(file.path.absolute().parent),
@@ -350,10 +341,8 @@ def _check_room(file: VectorFile, rows: Sequence[Row], done: int, model: Encoder
 class _Work:
     """One pass over the rows that are not done."""
 
-    def __init__(
-        self, saved: UnfinishedVectors, found: ToEmbed, model: Encoder, *, captions: bool
-    ) -> None:
-        self.saved, self.rows, self.model, self.captions = saved, found.rows, model, captions
+    def __init__(self, saved: UnfinishedVectors, found: ToEmbed, model: Encoder) -> None:
+        self.saved, self.rows, self.model = saved, found.rows, model
         on_cpu = not isinstance(model, Embedder) or model.device.is_cpu
         self.batch = CPU_BATCH if on_cpu else model.batch
         self._start_chunk()
@@ -415,7 +404,7 @@ class _Work:
                 continue
             self.images.append(vector)
             captions += self.rows[at].captions
-        if self.captions and captions:
+        if captions:
             self.texts += self._embed_texts(captions)
 
     def _embed_texts(self, captions: Sequence[str]) -> list[np.ndarray]:

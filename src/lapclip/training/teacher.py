@@ -1,28 +1,24 @@
 """A model that teaches another: its embeddings of the training images and captions, computed once and cached.
 
-The teacher is a model, or an .npz file of embeddings by any teacher, whose `pictures` and `captions` name the rows of
-`image` and `text`.
+The teacher is a model, or a file of vectors by any teacher (`lapclip.data.vector_files`).
 
 Shapes: N images, M captions (one image's after the other's), D the teacher's embedding, E the model's.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from lapclip.config import Config, DataConfig
 from lapclip.data.dataset import DataSet, Pairs
 from lapclip.data.loading import load_as_seen
 from lapclip.data.pixels import View
+from lapclip.data.vector_files import is_vector_file, vector_file
 from lapclip.embedder import Embedder, distinct_captions, load_torch
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError, first_line
 from lapclip.paths import digest_of_bytes
@@ -33,7 +29,6 @@ from lapclip.which_model import which_model
 
 IMAGES, CAPTIONS = "the teacher embeds images", "the teacher embeds captions"
 """What is being done to so many images."""
-NAMES, TABLES = ("pictures", "captions"), ("image", "text")
 HOW_TO_MAKE = "docs/distil.md shows how to make one"
 
 
@@ -43,19 +38,11 @@ class Teacher(Protocol):
     digest: str
     """Changes with anything that its embeddings depend on."""
 
-    def has_digest(self, recorded: str) -> bool:
-        """Whether a run that recorded this digest had this teacher."""
-        ...
-
     def embed(
         self, config: DataConfig, pairs: Pairs, progress: DataProgress | None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Unit-length rows for all images (N, D) and for all captions (M, D)."""
         ...
-
-
-SINCE = ("logit_bias", "architecture", "text_activation")
-"""Fields of a shape that came after runs had recorded the digest of all fields."""
 
 
 class TeacherModel:
@@ -64,21 +51,6 @@ class TeacherModel:
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
         self.digest = embedder.fingerprint()
-
-    def has_digest(self, recorded: str) -> bool:
-        return recorded in (self.digest, self._former_digest())
-
-    def _former_digest(self) -> str:
-        """What runs of earlier releases recorded, whose shapes said less."""
-        description = self._embedder.description()
-        description["model"] = {
-            name: value for name, value in description["model"].items() if name not in SINCE
-        }
-        digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
-        for name, tensor in self._embedder.model.state_dict().items():
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()
 
     def embed(
         self, config: DataConfig, pairs: Pairs, progress: DataProgress | None
@@ -96,89 +68,77 @@ class TeacherModel:
 
 
 class TeacherFile:
-    """The embeddings in a file. Rows that the data has no use for are left out."""
+    """Embeddings in a file of vectors. Rows that the data has no use for are left out."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self.digest = digest_of_bytes(path.read_bytes())
-            with np.load(path, allow_pickle=False) as file:
-                missing = [name for name in (*NAMES, *TABLES) if name not in file]
-                if missing:
-                    raise DataError(
-                        f"{path} has no array {missing[0]}; it has {', '.join(file) or 'none'}.",
-                        hint=HOW_TO_MAKE,
-                    )
-                self._names = {name: [str(one) for one in file[name]] for name in NAMES}
-                self._tables = {name: file[name] for name in TABLES}
-        except FileNotFoundError:
-            raise DataError(f"There is no file {path}.", hint=HOW_TO_MAKE) from None
-        except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            # Names saved as Python objects would have to be unpickled, which runs code.
-            why = (
-                "its names are pickled; np.array(names, dtype=str) is not"
-                if "pickle" in str(error)
-                else ""
-            )
+            file = vector_file(path)
+            vectors = file.read()
+            self.digest = digest_of_bytes(b"".join(part.read_bytes() for part in file.paths))
+        except FileNotFoundError as error:
+            raise DataError(f"There is no file {error.filename}.", hint=HOW_TO_MAKE) from None
+        except (OSError, ValueError, TypeError, LookupError, EOFError) as error:
             raise DataError(
-                f"{path} cannot be read: {why or first_line(error)}.", hint=HOW_TO_MAKE
+                f"{path} cannot be read: {first_line(error)}.", hint=HOW_TO_MAKE
             ) from None
-        self._check()
-
-    def has_digest(self, recorded: str) -> bool:
-        return recorded == self.digest
+        if vectors.caption_vectors is None:
+            raise DataError(f"{path} has no vectors of captions.", hint=HOW_TO_MAKE)
+        self._images = self._unit_rows(vectors.image_vectors, vectors.paths, "image")
+        self._captions = self._unit_rows(vectors.caption_vectors, vectors.captions, "caption")
+        widths = self._images.shape[1], self._captions.shape[1]
+        if widths[0] != widths[1]:
+            raise DataError(
+                f"{path} has vectors of {widths[0]} numbers for images and of {widths[1]} for captions.",
+                hint=HOW_TO_MAKE,
+            )
+        self._row_of_image = {name: row for row, name in enumerate(vectors.paths)}
+        self._row_of_caption = {name: row for row, name in enumerate(vectors.captions)}
 
     def embed(
         self, config: DataConfig, pairs: Pairs, progress: DataProgress | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Unit-length rows for all images and for all captions."""
+        """Return unit-length rows for all images and for all captions."""
         if not pairs.names:
             raise DataError(
                 f"{self._path} cannot teach about images that are drawn: they have no names.",
                 hint="--teacher with a model",
             )
         captions = [caption for options in pairs.captions for caption in options]
-        return self._rows("pictures", "image", pairs.names), self._rows(
-            "captions", "text", captions
+        return (
+            self._images[self._rows(self._row_of_image, pairs.names, "image")],
+            self._captions[self._rows(self._row_of_caption, captions, "caption")],
         )
 
-    def _rows(self, names: str, table: str, rows_for: Sequence[str]) -> np.ndarray:
-        rows_by_name = {name: at for at, name in enumerate(self._names[names])}
-        missing = list(dict.fromkeys(name for name in rows_for if name not in rows_by_name))
+    def _rows(self, known: dict[str, int], names: Sequence[str], kind: str) -> list[int]:
+        """Return the row of each name."""
+        missing = list(dict.fromkeys(name for name in names if name not in known))
         if missing:
-            more = f" and for {len(missing) - 1:,} more" if len(missing) > 1 else ""
+            more = ""
+            if len(missing) > 1:
+                more = f", nor for {len(missing) - 1:,} more"
             raise DataError(
-                f'{self._path} has no row in `{names}` for "{printable(missing[0])}"{more}.',
-                hint=f"a row for each of the training {names}; {HOW_TO_MAKE}",
-            )
-        rows = self._tables[table][[rows_by_name[name] for name in rows_for]].astype(np.float32)
-        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-    def _check(self) -> None:
-        """Refuse what cannot be embeddings, by name."""
-        for names, table in zip(NAMES, TABLES, strict=True):
-            rows, count = self._tables[table], len(self._names[names])
-            if rows.ndim != 2 or len(rows) != count or not np.issubdtype(rows.dtype, np.floating):
-                raise DataError(
-                    f"{self._path}: `{table}` is {rows.dtype} of shape {rows.shape}; a row of numbers for each of the "
-                    f"{count:,} {names} is needed.",
-                    hint=HOW_TO_MAKE,
-                )
-            lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
-            bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
-            if len(bad):
-                name = printable(self._names[names][bad[0]])
-                raise DataError(
-                    f'{self._path}: the row of `{table}` for "{name}" is zero or no number.',
-                    hint=HOW_TO_MAKE,
-                )
-        widths = [self._tables[table].shape[1] for table in TABLES]
-        if widths[0] != widths[1]:
-            raise DataError(
-                f"{self._path}: `image` has rows of {widths[0]} numbers and `text` of {widths[1]}; they must have the "
-                "same.",
+                f'{self._path} has no vector for the {kind} "{printable(missing[0])}"{more}.',
                 hint=HOW_TO_MAKE,
             )
+        return [known[name] for name in names]
+
+    def _unit_rows(self, vectors: np.ndarray, names: Sequence[str], kind: str) -> np.ndarray:
+        """Return vectors of unit length. Raise DataError for what cannot be embeddings."""
+        is_table = vectors.ndim == 2 and np.issubdtype(vectors.dtype, np.floating)
+        if not is_table or len(vectors) != len(names):
+            raise DataError(
+                f"{self._path} has {vectors.dtype} of shape {vectors.shape} for {len(names):,} {kind}s.",
+                hint=HOW_TO_MAKE,
+            )
+        lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+        bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
+        if len(bad):
+            raise DataError(
+                f'{self._path}: the vector of the {kind} "{printable(names[bad[0]])}" is zero or not finite.',
+                hint=HOW_TO_MAKE,
+            )
+        return (vectors / lengths).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -204,7 +164,7 @@ def open_teacher(config: Config) -> Teacher | None:
     if not name:
         return None
     try:
-        if name.endswith(".npz"):
+        if is_vector_file(name):
             return TeacherFile(Path(name))
         return TeacherModel(load_torch(which_model(name).path, config.train.device))
     except LapclipError as error:
@@ -260,7 +220,7 @@ def restore_teacher_embeddings(
             f"The cache no longer has what the teacher made. {error.message}", hint=hint
         ) from error
     assert teacher is not None
-    if not teacher.has_digest(digest):
+    if teacher.digest != digest:
         raise RunError(
             f"{config.train.teacher} is not the teacher that the run began with.", hint=hint
         )
