@@ -63,7 +63,7 @@ from lapclip.data.pixels import View, fit_image
 from lapclip.data.tokenizers import clip_tokenizer
 from lapclip.embedder import Embedder, Encoder, load_torch, open_exported
 from lapclip.exporting.export_folder import describe, write_json
-from lapclip.exporting.int8 import DYNAMIC, STATIC, Way, quantise
+from lapclip.exporting.int8 import DYNAMIC, STATIC, Step, quantize
 from lapclip.exporting.to_onnx import interface, write_float
 from lapclip.exporting.to_published import HuggingFace
 from lapclip.exporting.tokenizer_files import write_tokenizers
@@ -221,7 +221,7 @@ class Bench:
 def write_exported(engine: str, embedder: Embedder, folder: Path, jpegs: list[bytes]) -> None:
     """The model for ONNX Runtime or for transformers, without the check of `lapclip export`: its recall is chance.
 
-    In int8 in the form that `lapclip export` chose for these towers here; static scales are taken from the photos.
+    In int8 in the first step that `lapclip export` tries; static scales are taken from the photos.
     """
     if engine == "huggingface":
         HuggingFace(engine).write_files(embedder, folder)
@@ -233,10 +233,10 @@ def write_exported(engine: str, embedder: Embedder, folder: Path, jpegs: list[by
     else:
         graphs = write_float(embedder, folder, lambda _: None, small=True)
         pixels = np.stack([seen(jpeg, embedder.view) for jpeg in jpegs])
-        for tower, way in (("image", Way(STATIC)), ("text", Way(DYNAMIC))):
-            quantise(graphs[tower], way, folder / "made.onnx", pixels)
+        for tower, step in (("image", Step(STATIC)), ("text", Step(DYNAMIC))):
+            quantize(graphs[tower], step, folder / "made.onnx", pixels)
             (folder / "made.onnx").replace(graphs[tower])
-            towers[tower]["numbers"] = f"int8, {way}"
+            towers[tower]["numbers"] = f"int8, {step}"
     write_json(folder / DESCRIPTION, describe(embedder, engine.removesuffix("-float32"), towers))
 
 

@@ -26,7 +26,7 @@ from lapclip.errors import WeightsError
 from lapclip.exporting import CheckPairs, Job, find_format, int8, require_packages
 from lapclip.exporting.check import cosines
 from lapclip.exporting.export_folder import EXAMPLES, describe, table_lines, write_json
-from lapclip.exporting.int8 import FLOAT, Tried, Way, choose, ladder, prepare, quantise
+from lapclip.exporting.int8 import FLOAT, Step, Tried, prepare, quantize, steps_for
 from lapclip.exporting.to_onnx import interface, write_float, write_graph, write_int8
 from lapclip.exporting.tokenizer_files import write_tokenizers
 from lapclip.model.shapes import SHAPES
@@ -135,9 +135,7 @@ def test_int8_is_smaller_and_close(exported: tuple[Embedder, Path], tmp_path: Pa
     assert cosines(ours.embed_pixels(IMAGES), there.embed_pixels(IMAGES))["mean"] >= 0.995
     assert cosines(ours.encode_text(WORDS), there.encode_text(WORDS))["mean"] >= 0.995
     for tower, about in chosen.items():
-        ways = {one["way"]: one for one in about["tried"]}
-        assert "static" in ways or "dynamic" in ways
-        assert ways[FLOAT]["cosine"] > 0.999
+        assert about["tried"][0]["step"] in ("static", "dynamic")
         if about["numbers"] != FLOAT:
             small, large = (folder / f"{tower}.onnx" for folder in (tmp_path, plain))
             assert (
@@ -145,11 +143,11 @@ def test_int8_is_smaller_and_close(exported: tuple[Embedder, Path], tmp_path: Pa
             )  # these are too small for the graph not to count
 
 
-def ways_tried(ours: Embedder, folder: Path) -> dict[str, tuple[str, dict[str, float]]]:
-    """What was taken for each tower, and the cosine of each way that was tried."""
+def steps_tried(ours: Embedder, folder: Path) -> dict[str, tuple[str, dict[str, float]]]:
+    """What was taken for each tower, and the cosine of each step that was tried."""
     chosen = write_int8(ours, folder, Pairs(IMAGES, [(WORDS[at % 4],) for at in range(32)]), quiet)
     return {
-        tower: (about["numbers"], {one["way"]: one["cosine"] for one in about["tried"]})
+        tower: (about["numbers"], {one["step"]: one["cosine"] for one in about["tried"]})
         for tower, about in chosen.items()
     }
 
@@ -168,8 +166,8 @@ def test_products_stay_in_float32_where_the_others_keep_the_embeddings(tmp_path:
             narrow.weight.mul_(20)
             wide.bias[0] = 200  # one number that dwarfs those beside it, and hardly counts
             narrow.weight[:, 0].mul_(1e-4)
-    numbers, found = ways_tried(ours, tmp_path)["text"]
-    assert max(found["dynamic"], found["static"]) < 0.99
+    numbers, found = steps_tried(ours, tmp_path)["text"]
+    assert found["dynamic"] < 0.99
     assert numbers == "int8, dynamic without narrowing products"
     assert found["dynamic without narrowing products"] > 0.9955
 
@@ -184,13 +182,10 @@ def test_weights_alone_are_rounded_where_nothing_else_keeps_the_embeddings(tmp_p
         )  # a channel of another scale than the others, which later parts undo
         for part in (network.after, *(stage.convolution for stage in network.stages)):
             part.weight[:, 0].mul_(1e-4)
-    numbers, found = ways_tried(ours, tmp_path)["image"]
+    numbers, found = steps_tried(ours, tmp_path)["image"]
     assert numbers == "int8, weights"
-    assert [*found] == [
-        FLOAT,
-        *(str(way) for step in ladder(tmp_path / "tried" / "image.onnx") for way in step),
-    ]
-    assert all(cosine < 0.99 for way, cosine in found.items() if way.startswith("static"))
+    assert [*found] == [str(step) for step in steps_for(tmp_path / "tried" / "image.onnx")]
+    assert all(cosine < 0.99 for step, cosine in found.items() if step.startswith("static"))
     small, large = (tmp_path / path for path in ("image.onnx", "tried/image.onnx"))
     assert small.stat().st_size < 0.7 * large.stat().st_size
 
@@ -210,7 +205,7 @@ def test_what_bounds_a_product_is_rounded_with_it(
     prepare(tmp_path / "plain.onnx", tmp_path / "image.onnx")
 
     def cosine() -> float:
-        quantise(tmp_path / "image.onnx", Way("static"), tmp_path / "small.onnx", pixels.numpy())
+        quantize(tmp_path / "image.onnx", Step("static"), tmp_path / "small.onnx", pixels.numpy())
         return cosines(own, OnnxSession(tmp_path / "small.onnx")(pixels.numpy()))["mean"]
 
     together = cosine()
@@ -218,25 +213,14 @@ def test_what_bounds_a_product_is_rounded_with_it(
     assert 1 - together < 0.5 * (1 - cosine())
 
 
-def tried(way: str, cosine: float, lost: float, ms: float) -> Tried:
-    return Tried(way, cosine, lost, 0.005, ms)
-
-
-def test_the_fastest_of_those_that_keep_the_embeddings_is_taken() -> None:
-    plain, close, fast = (
-        tried(FLOAT, 1, 0, 5),
-        tried("dynamic", 0.999, 0.005, 3),
-        tried("static", 0.996, 0, 2),
-    )
-    assert choose("image", {one.way: one for one in (plain, close, fast)})[0] == "static"
-    lossy = replace(fast, cosine=0.99)
-    assert choose("image", {one.way: one for one in (plain, close, lossy)})[0] == "dynamic"
-    as_fast = replace(fast, ms=2.95)  # within the noise the closer one is better
-    assert choose("image", {one.way: one for one in (plain, close, as_fast)})[0] == "dynamic"
-    forgetful = replace(close, recall_lost=0.02)
-    way, why = choose("image", {one.way: one for one in (plain, forgetful, lossy)})
-    assert way == FLOAT
-    assert "stays in float32" in why
+@pytest.mark.parametrize(
+    ("cosine", "lost", "keeps"),
+    [(0.999, 0.005, True), (0.996, 0.0, True), (0.9951, 0.0, False), (0.999, 0.02, False)],
+)
+def test_a_step_is_taken_if_it_keeps_cosine_and_recall(
+    cosine: float, lost: float, *, keeps: bool
+) -> None:
+    assert Tried("static", cosine, lost, 0.005).keeps == keeps
 
 
 @pytest.mark.slow

@@ -186,9 +186,9 @@ class FoundExport:
     folder: Path
     about: dict[str, Any]
 
-    def is_of(self, fingerprint: str, weights: str) -> bool:
-        """Whether it was made from this model; earlier releases recorded the digest of its weights."""
-        return self.about.get("made_from") in (fingerprint, weights)
+    def is_of(self, fingerprint: str) -> bool:
+        """Return whether it was made from the model with this fingerprint."""
+        return self.about.get("made_from") == fingerprint
 
     @property
     def lost_nothing(self) -> bool:

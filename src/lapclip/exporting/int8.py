@@ -1,13 +1,15 @@
-"""Towers in int8: made in several ways, made small, and chosen by measuring.
+"""Towers in int8: the first of three steps that keeps the embeddings.
 
-dynamic   the weights of products are stored in a byte each, a scale a column; what they are multiplied with is rounded
-          as it comes, with a scale of its own for each call
-static    the same for convolutions as well, with scales for what flows between them taken once from training pairs
-weights   weights are stored in a byte each and products are in float32: small, as fast as float32, and close to it
+1. Weights and activations in int8. In towers with convolutions, the scales of activations are computed once from
+   training pairs (static), because ONNX Runtime's dynamic form of convolutions is slow. In other towers each call
+   computes its own (dynamic).
+2. The same without the products that lose most: of static towers the first eighth, because all later ones see what
+   these lose; of dynamic towers those from many numbers to fewer, as after a wide activation, where a few numbers dwarf
+   the others.
+3. Weights alone: small, as fast as float32, and close to it.
 
-The first two have steps in which some products stay in float32, for towers that lose too much otherwise. The fastest of
-those that keep a tower's embeddings on training pairs is taken. Held-out pairs have no say in it: a tower that then
-fails the check on them goes back to float32 (`to_onnx.py`), which is the one thing that they decide.
+A tower that no step keeps stays in float32. Steps are measured on training pairs. Held-out pairs have no say; a tower
+that fails the check on them goes back to float32 (`to_onnx.py`), which is the one thing that they decide.
 """
 
 from __future__ import annotations
@@ -22,93 +24,80 @@ from typing import Any
 
 import numpy as np
 
-from lapclip.embedder import Embedder, OnnxSession
-from lapclip.exporting.check import (
-    LEAST_COSINE,
-    MOST_LOST,
-    Embedded,
-    cosines,
-    recall_lost,
-    run_tower,
-)
+from lapclip.embedder import OnnxSession
+from lapclip.exporting.check import LEAST_COSINE, MOST_LOST, Embedded, cosines, recall_lost
 from lapclip.machine.facts import processor
-from lapclip.measure.timing import MIN_SPEEDUP, Timer
 
 DYNAMIC, STATIC, WEIGHTS = "dynamic", "static", "weights"
-BOUNDS = ("Clip", "Relu")
-"""What follows a product and bounds it. Rounded with it, the scale is that of what is left, not of what is cut off."""
-NO_OVERFLOW = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "dotprod", "neon", "asimd")
-"""Processors with one of these add products of bytes in 32 bits. Others by Intel and AMD do so in 16 and overflow."""
-SCALED_AT_ONCE = 8
-"""Images that static scales are taken from at a time."""
 FLOAT = "float32"
-AT_ONCE = 32
-"""Rows that a form of a tower is measured on at a time."""
-IN_HAND = 0.1
+SPARED_SHARE = 8  # one in so many products of a static tower stays in float32 in the second step
+BOUNDS = ("Clip", "Relu")
+"""Operations that bound a product. Quantized with it, the scale is that of what is left, not of what is cut off."""
+NO_OVERFLOW = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "dotprod", "neon", "asimd")
+"""Processor features that add products of bytes in 32 bits. Other Intel and AMD processors do so in 16 and overflow."""
+CALIBRATION_BATCH = 8
+MEASURE_BATCH = 32
+HELD_OUT_MARGIN = 0.1
 """Share of the cosine that may be lost which is left for held-out pairs, since they may lose a little more."""
-FEWEST = 512
-"""Numbers of a table that is worth storing in fewer bytes."""
-DELICATE = 32_768
+MIN_TABLE_SIZE = 512  # numbers from which on a table is stored in fewer bytes
+MIN_CONVOLUTION_SIZE = 32_768
 """Numbers of a convolution's weights below which a byte each loses more than it saves: early ones, one a channel."""
 PRODUCTS = ("Conv", "MatMul", "Gemm")
 
 
 @dataclass(frozen=True)
-class Way:
-    """A form of a tower in int8, and which of its products stay in float32."""
+class Step:
+    """A form of a tower in int8."""
 
     kind: str
-    first: int = 0
-    """One part in so many, from the input on: what these lose, all later ones see. 0 is none."""
-    narrowing: bool = False
-    """Those that bring many numbers to fewer, as after a wide activation, where a few numbers dwarf the others."""
+    spares: bool = False
+    """Whether the products that lose most stay in float32."""
 
     def __str__(self) -> str:
-        left = [f"the first 1/{self.first} of products"] if self.first else []
-        left += ["narrowing products"] if self.narrowing else []
-        return f"{self.kind} without {' and '.join(left)}" if left else self.kind
+        if not self.spares:
+            return self.kind
+        spared = {STATIC: f"the first 1/{SPARED_SHARE} of products", DYNAMIC: "narrowing products"}
+        return f"{self.kind} without {spared[self.kind]}"
 
 
-def ladder(graph: Path) -> list[list[Way]]:
-    """How a tower could be quantised: steps to try in this order until one keeps its embeddings.
-
-    With convolutions static alone, because their dynamic form is slow.
-    """
+def steps_for(graph: Path) -> list[Step]:
+    """Return the steps to try, in order."""
     import onnx
 
-    kinds = {node.op_type for node in onnx.load(graph, load_external_data=False).graph.node}
-    if "Conv" in kinds:
-        steps = [[Way(STATIC)], [Way(STATIC, first=8)], [Way(STATIC, first=4)]]
-    else:
-        both = [Way(DYNAMIC), Way(STATIC)]
-        steps = [both, [Way(DYNAMIC, narrowing=True)], [Way(DYNAMIC, first=4, narrowing=True)]]
-    return [*steps, [Way(WEIGHTS)]]
+    operations = {node.op_type for node in onnx.load(graph, load_external_data=False).graph.node}
+    kind = STATIC if "Conv" in operations else DYNAMIC
+    return [Step(kind), Step(kind, spares=True), Step(WEIGHTS)]
 
 
-def quantise(graph: Path, way: Way, made: Path, inputs: np.ndarray) -> None:
-    """Write a tower in int8. `inputs` are what static scales are taken from."""
+def quantize(graph: Path, step: Step, made: Path, inputs: np.ndarray) -> None:
+    """Write a tower in int8. Static scales are computed from `inputs`."""
     with _quietly():
-        if way.kind == STATIC:
-            _static(graph, way, made, inputs)
-        elif way.kind == DYNAMIC:
-            _dynamic(graph, way, made)
+        if step.kind == STATIC:
+            _static(graph, step, made, inputs)
+        elif step.kind == DYNAMIC:
+            _dynamic(graph, step, made)
         else:
             shutil.copyfile(graph, made)
-    make_compact(made, weights=way.kind == WEIGHTS)
+    make_compact(made, weights=step.kind == WEIGHTS)
 
 
-def _products(contents: Any, way: Way) -> tuple[list[Any], list[Any]]:
-    """Products with weights that are rounded, and those that stay, in order."""
+def _split_products(contents: Any, step: Step) -> tuple[list[Any], list[Any]]:
+    """Return the products with weights that are quantized, and those that stay in float32."""
     sizes = {tensor.name: tuple(tensor.dims) for tensor in contents.initializer}
-    found = [node for node in contents.node if node.op_type in PRODUCTS and node.input[1] in sizes]
-    few = len(found) // way.first if way.first else 0
-
-    def narrows(node: Any) -> bool:
-        return node.op_type == "MatMul" and sizes[node.input[1]][0] > sizes[node.input[1]][-1]
-
-    stay = [at < few or (way.narrowing and narrows(node)) for at, node in enumerate(found)]
-    rounded = [node for node, stays in zip(found, stay, strict=True) if not stays]
-    return rounded, [node for node, stays in zip(found, stay, strict=True) if stays]
+    products = [
+        node for node in contents.node if node.op_type in PRODUCTS and node.input[1] in sizes
+    ]
+    if not step.spares:
+        return products, []
+    if step.kind == STATIC:
+        count = len(products) // SPARED_SHARE
+        return products[count:], products[:count]
+    quantized, spared = [], []
+    for node in products:
+        shape = sizes[node.input[1]]
+        narrows = node.op_type == "MatMul" and shape[0] > shape[-1]
+        (spared if narrows else quantized).append(node)
+    return quantized, spared
 
 
 def prepare(graph: Path, made: Path) -> None:
@@ -132,18 +121,18 @@ def reduces_range() -> bool:
     return features is not None and not any(feature in NO_OVERFLOW for feature in features)
 
 
-def _dynamic(graph: Path, way: Way, made: Path) -> None:
+def _dynamic(graph: Path, step: Step, made: Path) -> None:
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    _, stay = _products(onnx.load(graph).graph, way)
+    _, spared = _split_products(onnx.load(graph).graph, step)
     quantize_dynamic(
         graph,
         made,
         op_types_to_quantize=["MatMul"],
         # The package makes a product named so of each Gemm before it looks at names.
         nodes_to_exclude=[
-            f"{node.name}_MatMul" if node.op_type == "Gemm" else node.name for node in stay
+            f"{node.name}_MatMul" if node.op_type == "Gemm" else node.name for node in spared
         ],
         per_channel=True,
         reduce_range=reduces_range(),
@@ -152,7 +141,7 @@ def _dynamic(graph: Path, way: Way, made: Path) -> None:
     )
 
 
-def _static(graph: Path, way: Way, made: Path, inputs: np.ndarray) -> None:
+def _static(graph: Path, step: Step, made: Path, inputs: np.ndarray) -> None:
     import onnx
     from onnxruntime.quantization import (
         CalibrationDataReader,
@@ -163,15 +152,14 @@ def _static(graph: Path, way: Way, made: Path, inputs: np.ndarray) -> None:
 
     contents = onnx.load(graph).graph
     name = contents.input[0].name
-    rounded, _ = _products(contents, way)
-    results = {node.output[0] for node in rounded}
+    quantized, _ = _split_products(contents, step)
+    results = {node.output[0] for node in quantized}
     bounds = [node for node in contents.node if node.op_type in BOUNDS and node.input[0] in results]
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
-            self._left = iter(
-                [inputs[at : at + SCALED_AT_ONCE] for at in range(0, len(inputs), SCALED_AT_ONCE)]
-            )
+            firsts = range(0, len(inputs), CALIBRATION_BATCH)
+            self._left = iter([inputs[at : at + CALIBRATION_BATCH] for at in firsts])
 
         def get_next(self) -> dict[str, np.ndarray] | None:  # pyright: ignore[reportIncompatibleMethodOverride]
             part = next(self._left, None)
@@ -182,7 +170,7 @@ def _static(graph: Path, way: Way, made: Path, inputs: np.ndarray) -> None:
         made,
         Reader(),
         quant_format=QuantFormat.QDQ,
-        nodes_to_quantize=[node.name for node in (*rounded, *bounds)],
+        nodes_to_quantize=[node.name for node in (*quantized, *bounds)],
         per_channel=True,
         reduce_range=reduces_range(),
         activation_type=QuantType.QUInt8,
@@ -200,78 +188,42 @@ def _quietly() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-# -- which form is taken -----------------------------------------------------------------------------------------------
+# -- which step is taken -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One form of a tower, and what it was measured at."""
+    """Measurements of one step."""
 
-    way: str
+    step: str
     cosine: float
     """Mean over training pairs, to the model's own embeddings."""
     recall_lost: float
-    """Of text-to-image R@1 among training pairs, with the other tower as it was."""
+    """Lost text-to-image R@1 among training pairs, with the other tower as it was."""
     by_chance: float
-    """What chance explains of it."""
-    ms: float
-    """One at a time."""
+    """Part of it that chance explains."""
 
     @property
     def keeps(self) -> bool:
-        least = LEAST_COSINE + IN_HAND * (1 - LEAST_COSINE)
+        """Whether cosine and recall are kept."""
+        least = LEAST_COSINE + HELD_OUT_MARGIN * (1 - LEAST_COSINE)
         return self.cosine >= least and self.recall_lost <= MOST_LOST + self.by_chance
 
-
-def try_ways(
-    tower: str, embedder: Embedder, files: dict[str, Path], rows: np.ndarray, truth: Embedded
-) -> dict[str, Tried]:
-    """Measure every form of a tower on rows of training inputs, whose embeddings by the model itself are known."""
-    sessions = {way: OnnxSession(path) for way, path in files.items()}
-    runs = {way: lambda session=session: session(rows[:1]) for way, session in sessions.items()}
-    timer = Timer(rounds=20, min_rounds=5, max_seconds=5.0, warm_up_rounds=3)
-    timings = timer.time_in_turns({**runs, "torch": lambda: run_tower(embedder, tower, rows[:1])})
-    own = truth.images if tower == "image" else truth.texts
-    found = {}
-    for way, session in sessions.items():
-        after = np.concatenate(
-            [session(rows[at : at + AT_ONCE]) for at in range(0, len(rows), AT_ONCE)]
-        )
-        changed = replace(truth, images=after) if tower == "image" else replace(truth, texts=after)
-        found[way] = Tried(
-            way,
-            cosines(own, after)["mean"],
-            *recall_lost(truth, changed),
-            1000 * timings[way].median,
-        )
-    return found
+    def __str__(self) -> str:
+        lost = 0.0 - 100 * self.recall_lost
+        return f"{self.step}: cosine {self.cosine:.4f}, R@1 {lost:+.1f} points"
 
 
-def choose(tower: str, tried: dict[str, Tried]) -> tuple[str, str]:
-    """The form to take, and why. float32 is among those tried, and is taken where every other one loses too much."""
-    fast = {way: one for way, one in tried.items() if way != FLOAT}
-    keeping = [one for one in fast.values() if one.keeps]
-    if not keeping:
-        best = max(fast.values(), key=lambda one: one.cosine)
-        return (
-            FLOAT,
-            f"the {tower} tower stays in float32: at best ({best.way}) {_measured(best)}, too much lost",
-        )
-    quickest = min(keeping, key=lambda one: one.ms)
-    # Within the noise of timing the closer one is the better one.
-    near = [one for one in keeping if one.ms <= MIN_SPEEDUP * quickest.ms]
-    chosen = max(near, key=lambda one: one.cosine)
-    others = [f"{one.way}: {_measured(one)}" for one in tried.values() if one is not chosen]
-    return (
-        chosen.way,
-        f"{chosen.way} for the {tower} tower: {_measured(chosen)} ({'; '.join(others)})",
-    )
-
-
-def _measured(one: Tried) -> str:
-    return (
-        f"cosine {one.cosine:.4f}, R@1 {0.0 - 100 * one.recall_lost:+.1f} points, {one.ms:.2f} ms"
-    )
+def try_step(tower: str, step: Step, file: Path, rows: np.ndarray, truth: Embedded) -> Tried:
+    """Measure a step on rows of training inputs. `truth` has their embeddings by the model itself."""
+    session = OnnxSession(file)
+    firsts = range(0, len(rows), MEASURE_BATCH)
+    after = np.concatenate([session(rows[at : at + MEASURE_BATCH]) for at in firsts])
+    if tower == "image":
+        before, changed = truth.images, replace(truth, images=after)
+    else:
+        before, changed = truth.texts, replace(truth, texts=after)
+    return Tried(str(step), cosines(before, after)["mean"], *recall_lost(truth, changed))
 
 
 # -- graphs in fewer bytes ---------------------------------------------------------------------------------------------
@@ -314,7 +266,7 @@ def _store_small(graph: Any, *, weights: bool) -> None:
     for tensor in list(graph.initializer):
         if (
             tensor.data_type != onnx.TensorProto.FLOAT
-            or np.prod(tensor.dims) < FEWEST
+            or np.prod(tensor.dims) < MIN_TABLE_SIZE
             or len(tensor.dims) < 2
         ):
             continue
@@ -324,7 +276,9 @@ def _store_small(graph: Any, *, weights: bool) -> None:
             values.reshape(len(values), -1) if convolves else values.reshape(-1, values.shape[-1])
         )
         coarse = (
-            weights and not (convolves and values.size < DELICATE) if name in products else True
+            weights and not (convolves and values.size < MIN_CONVOLUTION_SIZE)
+            if name in products
+            else True
         )
         if (
             coarse and len(rows) > 1 and rows.shape[1] >= 16

@@ -96,7 +96,7 @@ class Onnx(ExportFormat):
 
 
 class OnnxInt8(Onnx):
-    """Both towers in the int8 form that measuring prefers; a tower that loses too much in each stays in float32."""
+    """Both towers in int8; a tower that loses too much in each step stays in float32."""
 
     purpose = "for a quarter of the size and less time"
 
@@ -154,11 +154,11 @@ def write_float(
 def write_int8(
     embedder: Embedder, folder: Path, training: Pairs, status: Status
 ) -> dict[str, dict[str, Any]]:
-    """Both towers in int8. What was tried is measured on training pairs; its files stay in `folder`/tried."""
+    """Write both towers in int8. Steps are measured on training pairs; their files stay in `folder`/tried."""
     import numpy as np
 
     from lapclip.exporting.check import Embedded
-    from lapclip.exporting.int8 import FLOAT, choose, ladder, quantise, try_ways
+    from lapclip.exporting.int8 import FLOAT, quantize, steps_for, try_step
 
     aside = folder / TRIED
     aside.mkdir()
@@ -175,23 +175,22 @@ def write_int8(
     )
     found = {}
     for tower, graph in graphs.items():
-        files, tried = {FLOAT: graph}, {}
-        for step in ladder(graph):
-            for way in step:
-                status(f"rounding the {tower} tower to int8, {way}")
-                files[str(way)] = aside / f"{tower}.{len(files)}.onnx"
-                quantise(graph, way, files[str(way)], rows[tower])
-            status(f"measuring the {tower} tower in int8")
-            new = {name: path for name, path in files.items() if name not in tried}
-            tried.update(try_ways(tower, embedder, new, rows[tower], truth))
-            if any(tried[str(way)].keeps for way in step):
+        tried = []
+        numbers, source = FLOAT, graph
+        for step in steps_for(graph):
+            status(f"quantizing the {tower} tower, {step}")
+            file = aside / f"{tower}.{len(tried)}.onnx"
+            quantize(graph, step, file, rows[tower])
+            tried.append(try_step(tower, step, file, rows[tower], truth))
+            if tried[-1].keeps:
+                numbers, source = f"int8, {step}", file
                 break
-        way, why = choose(tower, tried)
-        shutil.copyfile(files[way], folder / f"{tower}.onnx")
+        shutil.copyfile(source, folder / f"{tower}.onnx")
+        measured = "; ".join(map(str, tried))
         found[tower] = {
-            "numbers": FLOAT if way == FLOAT else f"int8, {way}",
-            "why": why,
-            "tried": [asdict(one) for one in tried.values()],
+            "numbers": numbers,
+            "why": f"{numbers} for the {tower} tower ({measured})",
+            "tried": [asdict(one) for one in tried],
         }
     return found
 

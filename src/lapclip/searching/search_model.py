@@ -153,7 +153,7 @@ def _small(which: WhichModel, model: Embedder) -> SearchModel | None:
     export = find_export(which.made_by, SMALL)
     if export is None or not export.lost_nothing or not (ratio := export.image_speed) or ratio <= 1:
         return None
-    if not export.is_of(model.fingerprint(), weights_digest(model.model)):
+    if not export.is_of(model.fingerprint()):
         return None
     note = f"{export.folder} reads images {ratio:.1f} times as fast, and lost no recall when it was checked: it is used."
     try:

@@ -24,7 +24,6 @@ from lapclip.config import AUTO
 from lapclip.embedder import Embedder, Encoder, load_torch, open_exported, read_description
 from lapclip.errors import ConfigError, RunError, WeightsError
 from lapclip.exporting.check import FoundExport, find_export
-from lapclip.fingerprint import weights_digest
 from lapclip.machine import other_programs
 from lapclip.machine.choose_device import choose_device, default_threads, device_of, use_threads
 from lapclip.machine.device import DTYPES
@@ -92,18 +91,16 @@ class Forms:
         self._stamp = stamp = files_stamp(self.which)
         kept = memory.read(path)
         if stamp and isinstance(kept, dict) and kept.get("files") == stamp:
-            self.fingerprint, self.weights = str(kept["fingerprint"]), str(kept["weights"])
+            self.fingerprint = str(kept["fingerprint"])
         else:
             model = self.torch(CPU)
-            self.fingerprint, self.weights = model.fingerprint(), weights_digest(model.model)
+            self.fingerprint = model.fingerprint()
             if self._is_as_found:
-                memory.write(
-                    path, {"files": stamp, "fingerprint": self.fingerprint, "weights": self.weights}
-                )
+                memory.write(path, {"files": stamp, "fingerprint": self.fingerprint})
         run = self.which.made_by
         for engine, to in EXPORTS.items():
             found = find_export(run, to) if run else None
-            if found and found.is_of(self.fingerprint, self.weights):
+            if found and found.is_of(self.fingerprint):
                 self.exports[engine] = found
             elif found:
                 self.stale.append(to)
