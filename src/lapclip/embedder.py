@@ -456,7 +456,7 @@ class OnnxEmbedder(Encoder):
 
     @property
     def made_from(self) -> str:
-        """The fingerprint of the model that was exported; of exports by earlier releases the digest of its weights."""
+        """Fingerprint of the model that was exported."""
         return self.about.get("made_from", "")
 
     def embed_pixels(self, pixels_BSSC: np.ndarray) -> np.ndarray:

@@ -50,10 +50,7 @@ def frozen_fingerprint(model: CLIP, tower: str) -> str:
 
 
 def weights_digest(module: nn.Module, counts: Callable[[str], bool] = lambda name: True) -> str:
-    """Changes with the names, sizes and values of weights: of all, or of those whose name counts.
-
-    Exports of earlier releases name the model that they were made from by it, so it may not change.
-    """
+    """Return a digest of the names, sizes and values of weights: of all, or of those whose name counts."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         if counts(name):

@@ -60,7 +60,7 @@ def disk(here: Path, empty_cache: Path, trained: Path, monkeypatch: pytest.Monke
     fill(empty_cache / "tune.json").write_text("{}")
     fill(empty_cache / "trusted.json").write_text("{}")
     fill(left_by(empty_cache / "scenes-2", dead_process()) / "pixels.npy", 7000)
-    fill(here / "data/search/photos-1/pictures.db")
+    fill(here / "data/search/photos-1/abc/pictures.db")
     return here
 
 
@@ -144,7 +144,7 @@ def test_what_is_in_use_or_not_ours_stays(disk: Path, empty_cache: Path) -> None
     try:
         with (
             filelock.FileLock(disk / "runs/mine/lock"),
-            filelock.FileLock(disk / "data/search/photos-1/lock"),
+            filelock.FileLock(disk / "data/search/photos-1/abc/lock"),
         ):
             done = cleaned("packed", "scenes", "checkpoints", "indexes", "--yes")
             refused = lapclip("clean", "--run", "mine", "--yes")
@@ -154,7 +154,7 @@ def test_what_is_in_use_or_not_ours_stays(disk: Path, empty_cache: Path) -> None
     assert "lapclip stop mine" in refused.stderr
     assert [Path(item["path"]).name for item in done["removed"]] == ["packed-1"]
     assert (empty_cache / "scenes-1/pixels.npy").exists()
-    assert (disk / "data/search/photos-1/pictures.db").exists()
+    assert (disk / "data/search/photos-1/abc/pictures.db").exists()
     assert (disk / "runs/mine/checkpoints").exists()
     assert outside.exists()
     assert lapclip("clean", "--run", "linked", "--yes").returncode == 2
@@ -186,7 +186,12 @@ def test_what_comes_into_use_while_a_person_is_asked_stays(
     monkeypatch.setattr(
         "lapclip.commands.clean._in_use", lambda paths: set()
     )  # not every system tells
-    locks = ("runs/died/lock", "runs/mine/lock", "cache/packed-1/lock", "data/search/photos-1/lock")
+    locks = (
+        "runs/died/lock",
+        "runs/mine/lock",
+        "cache/packed-1/lock",
+        "data/search/photos-1/abc/lock",
+    )
     doomed = chosen(
         list_items(), ["checkpoints", "packed", "indexes", "leftovers", "features"], ["died"]
     )

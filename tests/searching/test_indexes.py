@@ -47,28 +47,6 @@ def test_another_model_costs_no_index_and_the_one_used_last_is_taken(two: Path) 
     assert len(indexes_of(two / "photos")) == 2
 
 
-def test_an_index_of_an_earlier_release_is_found_again_without_a_name(two: Path) -> None:
-    """It lay where all indexes of a folder lie now, and did not say which model had made it."""
-    place = index_folder(two / "photos")
-    (made,) = [path for path in place.iterdir() if path.is_dir()]
-    (made / "model.txt").unlink()
-    for path in made.iterdir():
-        path.rename(place / path.name)
-    made.rmdir()
-    found = searched("photos", "x")
-    assert (found["model"], found["added"], found["index"]) == (
-        str(Path("runs") / "one"),
-        0,
-        str(place),
-    )
-    assert searched("photos", "x", "--model", "other")["added"] == 3
-    assert searched("photos", "x", "--model", "one")["added"] == 0
-    done = lapclip("search", "photos", "--forget", "--model", "one")
-    assert done.returncode == 0, done.stderr
-    assert [Path(str(one.reference)).name for one in indexes_of(two / "photos")] == ["other"]
-    assert searched("photos", "x")["added"] == 0
-
-
 def test_a_model_that_is_gone_is_said_so(two: Path) -> None:
     shutil.rmtree(two / "runs" / "one")
     found = searched("photos", "x")
@@ -164,7 +142,7 @@ def test_an_index_is_for_its_owner_alone(two: Path, data_directory: Path) -> Non
     index = indexes_of(two / "photos")[0].path
     made = [index, *(above for above in index.parents if above.is_relative_to(data_directory))]
     assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
-    index.chmod(0o755)  # as an earlier release, or a copy, may have left it
+    index.chmod(0o755)  # as a copy may have left it
     index.parent.chmod(0o777)
     searched("photos", "x", "--model", "one")
     assert {path.stat().st_mode & 0o777 for path in (index, index.parent)} == {0o700}

@@ -163,7 +163,7 @@ def test_two_processes_with_two_models_do_not_meet(
 
 
 def test_vectors_of_another_model_are_never_asked(trained: Path, photos: Path) -> None:
-    """A process of an earlier release may take its index over between the end of indexing and the first question."""
+    """Another process may take its index over between the end of indexing and the first question."""
     draw_many(photos, 3)
     model = Watched(trained)
     index = Index(index_folder(photos))

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import sys
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -329,8 +331,21 @@ def test_lost_vectors_and_a_damaged_table_are_made_again(trained: Path, photos: 
     library.close()
     (place / "pictures.db").write_bytes(b"not a database" * 100)
     library = index_now(photos, Watched(trained))
-    assert library.update.notes[0] == "The index was damaged and is made anew."
+    assert (
+        library.update.notes[0] == "The index was damaged, or of another version, and is made anew."
+    )
     assert library.count == 6
+
+
+def test_an_index_of_another_version_is_made_anew(trained: Path, photos: Path) -> None:
+    draw_many(photos, 3)
+    index_now(photos, Watched(trained)).close()
+    with closing(sqlite3.connect(index_at(photos) / "pictures.db")) as database, database:
+        database.execute("UPDATE about SET value = '1' WHERE name = 'format'")
+    model = Watched(trained)
+    library = index_now(photos, model)
+    assert "of another version" in library.update.notes[0]
+    assert (library.count, sum(model.batches)) == (3, 3)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not allow such names")

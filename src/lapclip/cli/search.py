@@ -43,7 +43,6 @@ def search(
     exclude: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
     model: Annotated[str | None, Parameter(show_default=False)] = None,
     device: str = "auto",
-    thumbnails: Annotated[bool | None, Parameter(show_default=False)] = None,
     web: Annotated[bool, Parameter(negative="")] = False,
     port: Annotated[int | None, Parameter(show_default=False)] = None,
     host: str = "127.0.0.1",
@@ -91,9 +90,6 @@ def search(
         search photos/ "a dog" --model vit-b-32-laion2b
     device
         Where to compute: auto, cpu, cuda, mps, xpu. Example: lapclip search photos/ "a dog" --device cpu
-    thumbnails
-        Draw small images; without it, where the terminal can. Example: lapclip search photos/ "a dog"
-        --no-thumbnails
     web
         Show it in a browser instead, at an address that is printed: results come as you type. Example: lapclip search
         photos/ --web
@@ -205,7 +201,7 @@ def search(
         emit(result, [], common)
         return 0
     if hits:
-        _print_hits(hits, thumbnails)
+        _print_hits(hits)
         lines.insert(0, f"[dim]{BAR_NOTE}[/dim]")
     emit(result, lines, common)
     return 0
@@ -357,23 +353,15 @@ def _bar(filled: float, encoding: str) -> str:
     return full * cells + empty * (BAR_CELLS - cells)
 
 
-def _print_hits(hits: list[Hit], wanted: bool | None) -> None:
+def _print_hits(hits: list[Hit]) -> None:
     from rich.console import Console
 
-    from lapclip.searching.terminal_thumbnails import protocol, thumbnail
     from lapclip.text import path_from_here, printable
 
     console = Console(highlight=False)
-    how = protocol() if sys.stdout.isatty() and wanted is not False else None
-    if wanted and how is None:
-        print(
-            "This terminal does not say that it can show images: none are drawn.", file=sys.stderr
-        )
     for hit in hits:
         bar = _bar(hit.bar or 0.0, console.encoding)
         console.print(
             f"{bar}  {hit.score:6.3f}  {escape(printable(path_from_here(hit.path)))}",
             soft_wrap=True,
         )
-        if how and (drawn := thumbnail(hit.path, how)):
-            console.file.write(drawn + "\n")

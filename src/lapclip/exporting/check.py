@@ -187,7 +187,7 @@ class FoundExport:
     about: dict[str, Any]
 
     def is_of(self, fingerprint: str) -> bool:
-        """Return whether it was made from the model with this fingerprint."""
+        """Return whether it was made from this model."""
         return self.about.get("made_from") == fingerprint
 
     @property

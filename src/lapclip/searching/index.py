@@ -226,15 +226,12 @@ class Index:
         return self.rows("SELECT count(*) FROM pictures WHERE row IS NOT NULL AND NOT gone")[0][0]
 
     def snapshot(self, model: str, bank: str | None = None) -> tuple[Table, np.ndarray]:
-        """All images that can be found, and the vectors of all rows, memory-mapped: as they are at one moment.
+        """Return all images that can be found, and the vectors of all rows, memory-mapped: as they are at one moment.
 
-        Refused where another model has taken the index over, as earlier releases do: its vectors mean something else.
+        Raise SearchError if another process has begun to index with another model.
         """
-        with self._transaction("BEGIN"):
-            made_by = self.about(
-                "model"
-            )  # from here on a writer waits, so the file that is named can be mapped
-            if made_by != model:
+        with self._transaction("BEGIN"):  # a writer waits, so the file that is named can be mapped
+            if self.about("model") != model:
                 raise SearchError(
                     "Another process has begun to index this folder with another model.",
                     hint="the same command, once it is done",
@@ -292,10 +289,6 @@ class Index:
                 database.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, value))
         self.sweep()
         return 0
-
-    def rename_model(self, model: str) -> None:
-        """Name the model that made it otherwise; its vectors stay."""
-        self._execute("UPDATE about SET value = ? WHERE name = 'model'", (model,))
 
     def append(self, vectors_NE: np.ndarray) -> list[int]:
         """Write vectors, to the disk, and return their rows. They count once images name them."""

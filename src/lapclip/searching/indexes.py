@@ -2,7 +2,6 @@
 
 search/NAME-DIGEST/               everything about one folder that is searched
 search/NAME-DIGEST/FINGERPRINT/   the index of the model with this fingerprint
-search/NAME-DIGEST/pictures.db    the index of an earlier release, which made one for each folder: used where it lies
 
 Each has its own lock, so that processes with different models do not meet. Nothing here loads torch.
 """
@@ -54,7 +53,7 @@ class KnownIndex:
     fingerprint: str | None
     """Of the image tower that made it; None where the index cannot be read."""
     reference: str | None
-    """What leads to the model that made it; None where an earlier release did not write it down."""
+    """What leads to the model that made it. None if that was not written down."""
     used: float
     """When it was last used, in seconds."""
 
@@ -118,8 +117,8 @@ def indexes_of(folder: Path) -> list[KnownIndex]:
 
 
 def databases_in(root: Path) -> list[Path]:
-    """The databases of the indexes of one folder, which lie here."""
-    return [path for path in (root / DATABASE, *root.glob(f"*/{DATABASE}")) if path.is_file()]
+    """Return the databases of the indexes of one folder, which lie here."""
+    return [path for path in root.glob(f"*/{DATABASE}") if path.is_file()]
 
 
 def what_is_indexed(root: Path) -> str:

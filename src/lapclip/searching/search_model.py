@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,25 +10,20 @@ from typing import Any
 import numpy as np
 
 from lapclip.data.sources import find_source
-from lapclip.embedder import Embedder, Encoder, OnnxEmbedder, load_torch, open_exported
+from lapclip.embedder import Embedder, Encoder, load_torch, open_exported
 from lapclip.errors import ConfigError, LapclipError, RunError
 from lapclip.evaluation.calibration import Calibration, calibration_of
 from lapclip.exporting.check import find_export
-from lapclip.exporting.export_folder import EXPORTED
-from lapclip.fingerprint import weights_digest
 from lapclip.runs.events import mapping, read_events
 from lapclip.runs.folder import Run
-from lapclip.searching.index import FORMAT
 from lapclip.searching.indexes import KnownIndex
 from lapclip.text import number
-from lapclip.weights import is_exported, is_model
+from lapclip.weights import is_exported
 from lapclip.weights.published_models import PublishedModel
 from lapclip.which_model import (
-    MADE_THE_INDEX,
     WhichModel,
     best_on_photos,
     for_photos,
-    runs_with_models,
     that_made_an_index,
     which_model,
 )
@@ -62,10 +55,8 @@ class SearchModel:
         return calibration_of(self.which, self.model)
 
     def made(self, recorded: str | None) -> bool:
-        """Whether an index that says this was made by this model, with this release or an earlier one."""
-        return recorded is not None and (
-            recorded == self.identity or recorded == _former_identity(self.model)
-        )
+        """Return whether an index with this identity was made by this model."""
+        return recorded == self.identity
 
     def encode_pixels(self, pixels_NSSC: np.ndarray, /) -> np.ndarray:
         return self.model.encode_pixels(pixels_NSSC)
@@ -95,38 +86,21 @@ def open_search_model(
 
 
 def index_of(model: SearchModel, known: Sequence[KnownIndex]) -> KnownIndex | None:
-    """The index that a model made, with this release or an earlier one."""
+    """Return the index that a model made."""
     return next((one for one in known if model.made(one.fingerprint)), None)
 
 
 def _that_made_one(known: Sequence[KnownIndex], notes: list[str]) -> WhichModel | None:
     """The model that made the index that was used last; the next one where that model is gone, with a note."""
     for one in known:
-        maker = that_made_an_index(one.reference) if one.reference else _run_that_made(one)
+        maker = that_made_an_index(one.reference) if one.reference else None
         if maker is not None:
             return maker
         if one.fingerprint is not None:
-            what = (
-                f"{one.name}, which is gone"
-                if one.reference
-                else "a model that is not among the runs here"
-            )
             notes.append(
-                f"An index of this folder was made with {what}. --model PATH of a copy uses it again, and "
-                f"{one.forget_command()} removes it."
+                f"An index of this folder was made with {one.name}, which is gone. --model PATH of a copy uses it "
+                f"again, and {one.forget_command()} removes it."
             )
-    return None
-
-
-def _run_that_made(one: KnownIndex) -> WhichModel | None:
-    """The run whose model made an index that does not name it. Each is read once: from then on the index names it."""
-    for run in runs_with_models():
-        which = WhichModel(run.path, run, MADE_THE_INDEX)
-        for path in (run.path, run.path / EXPORTED / SMALL):
-            with suppress(LapclipError, OSError):
-                read = open_exported if is_exported(path) else load_torch
-                if is_model(path) and SearchModel(which, read(path)).made(one.fingerprint):
-                    return which
     return None
 
 
@@ -160,18 +134,6 @@ def _small(which: WhichModel, model: Embedder) -> SearchModel | None:
         return _checked(SearchModel(which, open_exported(export.folder), [note]))
     except LapclipError:  # the model itself is there
         return None
-
-
-def _former_identity(model: Encoder) -> str | None:
-    """What earlier releases wrote into the indexes of a model."""
-    if isinstance(model, Embedder):
-        shape, weights = model.model.shape, weights_digest(model.model.image)
-        seen = f"{FORMAT} {model.view.key} {shape.pixel_mean} {shape.pixel_std} {weights}".encode()
-    elif isinstance(model, OnnxEmbedder):
-        seen = f"{FORMAT} {model.view.key}".encode() + model.files["image"].read_bytes()
-    else:
-        return None
-    return hashlib.sha256(seen).hexdigest()[:32]
 
 
 def _checked(model: SearchModel) -> SearchModel:

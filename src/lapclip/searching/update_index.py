@@ -80,7 +80,7 @@ def update_index(
     from, that is left to it."""
     found, identity = IndexUpdate(), model.identity
     if index.open():
-        found.notes.append("The index was damaged and is made anew.")
+        found.notes.append("The index was damaged, or of another version, and is made anew.")
     note_use(index.path, folder, model.which.reference)
 
     def wait_on() -> bool:
@@ -93,9 +93,6 @@ def update_index(
     with index.writing(wait_on) as mine:
         if mine:
             index.open()  # its files may have been removed while this process waited
-            recorded = index.about("model")
-            if recorded != identity and model.made(recorded):
-                index.rename_model(identity)  # an earlier release wrote it
             damaged = index.begin(identity, model.width)
             if damaged:
                 found.notes.append(

@@ -93,8 +93,7 @@ class Forms:
         if stamp and isinstance(kept, dict) and kept.get("files") == stamp:
             self.fingerprint = str(kept["fingerprint"])
         else:
-            model = self.torch(CPU)
-            self.fingerprint = model.fingerprint()
+            self.fingerprint = self.torch(CPU).fingerprint()
             if self._is_as_found:
                 memory.write(path, {"files": stamp, "fingerprint": self.fingerprint})
         run = self.which.made_by
