@@ -13,7 +13,8 @@ from __future__ import annotations
 import html
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -528,6 +529,16 @@ def _path_of(name: str) -> str:
     if not path.is_absolute() and (in_runs or (is_plain_name and not path.exists())):
         return str(which_model(name).path)
     return name
+
+
+@contextmanager
+def naming_device_flag() -> Iterator[None]:
+    """Name the flag --device, not the setting train.device, in errors about a device that is not here."""
+    try:
+        yield
+    except ConfigError as error:
+        message = error.message.replace("train.device", "--device")
+        raise ConfigError(message, hint="--device auto") from None
 
 
 def load_torch(path: str | os.PathLike[str], device: str = "cpu") -> Embedder:

@@ -27,8 +27,8 @@ from lapclip.data.sources.files import NoCaptions
 from lapclip.data.sources.registry import BUILT_IN, Specificity, absolute, forms_in
 from lapclip.data.table import ImageFile, Row, Skipped
 from lapclip.data.vector_files import FINGERPRINT, Embedded, VectorFile, vector_file
-from lapclip.embedder import Embedder, Encoder, load
-from lapclip.errors import ConfigError, DataError, RunError, nearest
+from lapclip.embedder import Embedder, Encoder, load, naming_device_flag
+from lapclip.errors import DataError, RunError, nearest
 from lapclip.machine.facts import logical_cores
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import DataProgress, Progress, Status
@@ -237,14 +237,8 @@ def _same_as_before(about: dict[str, Any] | None) -> WhichModel | None:
 
 
 def _open(which: WhichModel, device: str) -> Encoder:
-    try:
+    with naming_device_flag():
         model = load(which.path, device)
-    except (
-        ConfigError
-    ) as error:  # a device that is not here, which training would have as a setting
-        raise ConfigError(
-            error.message.replace("train.device", "--device"), hint="--device auto"
-        ) from None
     if not np.isfinite(model.encode_text(["an image"])).all():
         raise RunError(
             f"The model in {which.path} gives no numbers: its training broke down.",

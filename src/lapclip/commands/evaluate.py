@@ -32,7 +32,7 @@ from lapclip.data.dataset import Pairs
 from lapclip.data.loading import list_data
 from lapclip.data.pixels import View
 from lapclip.data.splits import TRAIN
-from lapclip.embedder import Embedder, Encoder, load
+from lapclip.embedder import Embedder, Encoder, load, naming_device_flag
 from lapclip.errors import ConfigError, LapclipError, RunError
 from lapclip.evaluation import FEW, note_on_chance, note_on_few
 from lapclip.evaluation.calibration import (
@@ -88,14 +88,8 @@ def _evaluate(
     config = replace(
         config, prompts="|".join(templates)
     )  # what is said of class folders names the prompts in use
-    try:
+    with naming_device_flag():
         embedder = load(model.path, request.device)
-    except (
-        ConfigError
-    ) as error:  # a device that is not here, which training would have as a setting
-        raise ConfigError(
-            error.message.replace("train.device", "--device"), hint="--device auto"
-        ) from None
     view = embedder.view
     fingerprint, seen = None, None
     if own:

@@ -10,8 +10,14 @@ from typing import Any
 import numpy as np
 
 from lapclip.data.sources import find_source
-from lapclip.embedder import Embedder, Encoder, load_torch, open_exported
-from lapclip.errors import ConfigError, LapclipError, RunError
+from lapclip.embedder import (
+    Embedder,
+    Encoder,
+    load_torch,
+    naming_device_flag,
+    open_exported,
+)
+from lapclip.errors import LapclipError, RunError
 from lapclip.evaluation.calibration import Calibration, calibration_of
 from lapclip.exporting.check import find_export
 from lapclip.runs.events import mapping, read_events
@@ -107,14 +113,8 @@ def _that_made_one(known: Sequence[KnownIndex], notes: list[str]) -> WhichModel 
 def _opened(which: WhichModel, device: str, known: Sequence[KnownIndex]) -> SearchModel:
     if is_exported(which.path):
         return _checked(SearchModel(which, open_exported(which.path)))
-    try:
+    with naming_device_flag():
         found = load_torch(which.path, device)
-    except (
-        ConfigError
-    ) as error:  # a device that is not here, which training would have as a setting
-        raise ConfigError(
-            error.message.replace("train.device", "--device"), hint="--device auto"
-        ) from None
     plain = _checked(SearchModel(which, found))
     if not found.device.is_cpu or which.made_by is None or index_of(plain, known):
         return plain
