@@ -28,7 +28,7 @@ def probe(
     """Say which pretrained towers suit your images and captions, in a minute and without training.
 
     Each network reads some of the training images, or their captions, once. Linear maps between the features of two
-    networks are fitted without training (ridge regression and canonical correlation analysis) and scored on pairs
+    networks are fitted without training (canonical correlation analysis) and scored on pairs
     that they were not fitted to. What training heads on all images would reach is predicted from that.
 
     For example:

@@ -24,9 +24,10 @@ from lapclip.evaluation.closed_form import (
     Asked,
     Ranks,
     belonging,
+    cross_validate,
+    fit_cca,
     normed,
     predict_trained,
-    probe_pairs,
 )
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.device import Device
@@ -120,13 +121,9 @@ def probe(request: ProbeRequest, callbacks: Callbacks = Callbacks()) -> dict[str
         for image in seen:
             callbacks.status(f"bringing {image.name} and {text.name} together")
             before = time.perf_counter()
-            method, ranks = probe_pairs(image.features, text.features, sample.owner_M)
-            found.append(
-                (
-                    _pair(image, text, method, ranks, sample, time.perf_counter() - before),
-                    ranks[method],
-                )
-            )
+            ranks = cross_validate(fit_cca, image.features, text.features, sample.owner_M)
+            fitting_seconds = time.perf_counter() - before
+            found.append((_pair(image, text, ranks, sample, fitting_seconds), ranks))
     found.sort(key=lambda each: -each[0]["t2i_r1"])
     pairs, fall = [pair for pair, _ in found], float(np.mean([ranks.fall for _, ranks in found]))
     among = min(ranks.candidates for _, ranks in found)
@@ -418,20 +415,16 @@ def check_belonging(
 def _pair(
     image: ReadByTower,
     text: ReadByTower,
-    method: str,
-    found: dict[str, Ranks],
+    ranks: Ranks,
     sample: Sample,
-    fitting: float,
+    fitting_seconds: float,
 ) -> dict[str, Any]:
-    recalls = {name: ranks.recall() for name, ranks in found.items()}
     return {
         "image": image.name,
         "text": text.name,
-        **recalls[method],
-        "method": method,
-        "methods": recalls,
+        **ranks.recall(),
         "parameters": image.parameters + text.parameters,
-        "seconds": image.seconds + text.seconds + fitting,
+        "seconds": image.seconds + text.seconds + fitting_seconds,
         "memory": image.memory + text.memory,
         "image_seconds_each": image.seconds_each,
         "caption_seconds_each": text.seconds_each,

@@ -1,6 +1,6 @@
 """What two frozen networks know of each other, without any training: linear maps from the features of both into one
-space, by ridge regression or by canonical correlation analysis (CCA), each in closed form; how well these find held-out
-pairs; and whether images and captions belong together at all.
+space by canonical correlation analysis (CCA), in closed form; how well these find held-out pairs; and whether images and
+captions belong together at all.
 
 Features are normed row by row first, as the heads do it, so that CCA's maps are also values a head can start with.
 
@@ -113,14 +113,6 @@ def _svd(cross_rs: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
     return left, values, cross_rs.T @ left / values
 
 
-def fit_ridge(image_PF: Tensor, text_PG: Tensor, shrink: float | None = None) -> LinearMaps:
-    """Ridge regression of image features on text features: a caption's embedding is the image that it lets expect."""
-    text = _Whitened(text_PG, shrink)
-    mean = image_PF.mean(0)
-    weights_GF = text.back(text.rows_Pr.T @ (image_PF - mean) / len(image_PF))
-    return LinearMaps(mean, torch.eye(image_PF.shape[1]), text.mean, weights_GF)
-
-
 # -- how well pairs are found that the maps have not seen --------------------------------------------------------------
 
 FOLDS = 5
@@ -214,17 +206,6 @@ def cross_validate(
             maps.images(image_NF[images]), maps.texts(text_MG[captions]), own
         )
     return Ranks(t2i_M, i2t_N, owner_M, int(np.bincount(fold_N).min()))
-
-
-METHODS: dict[str, Fit] = {"cca": fit_cca, "ridge": fit_ridge}
-
-
-def probe_pairs(
-    image_NF: Tensor, text_MG: Tensor, owner_M: np.ndarray
-) -> tuple[str, dict[str, Ranks]]:
-    """How well closed forms bring two networks together: the name of the better one, and the ranks of each."""
-    found = {name: cross_validate(fit, image_NF, text_MG, owner_M) for name, fit in METHODS.items()}
-    return max(found, key=lambda name: (found[name].t2i_M <= 1).mean()), found
 
 
 GAIN, DOUBLING, ERROR = 0.19, 0.25, 0.01
