@@ -12,15 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from PIL.PngImagePlugin import PngImageFile
 
-from lapclip.data import decode as decoding
-from lapclip.data.find_images import Stamp
-from lapclip.data.pixels import View
 from lapclip.errors import DataError
 from lapclip.searching import update_index as indexing
 from lapclip.searching.index import Index, index_folder, thumbnail_path
-from lapclip.searching.read_images import read_image
 from tests.searching.made import (
     BATCH,
     Watched,
@@ -188,23 +183,6 @@ def test_a_bomb_is_unreadable_and_no_crash(trained: Path, photos: Path) -> None:
     ((path, reason),) = library.update.unreadable
     assert path == "bomb.png"
     assert "megapixels" in reason or "million" in reason
-
-
-def test_memory_is_kept_for_an_image_while_it_is_decoded(
-    photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, held = draw(photos / "huge.png", 1), []
-    load = PngImageFile.load
-
-    def watched(self: PngImageFile) -> object:
-        held.append(decoding._room.taken)
-        return load(self)
-
-    monkeypatch.setattr(PngImageFile, "load", watched)
-    assert read_image(path, Stamp(0, 0), View(16), lambda digest: False).square is not None
-    width, height = Image.open(path).size
-    assert min(held) >= 4 * width * height
-    assert decoding._room.taken == 0
 
 
 def test_a_date_beyond_what_the_index_holds(trained: Path, photos: Path) -> None:
