@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +13,16 @@ from typing import Any
 import pytest
 
 from lapclip.runs.folder import Run, create_run
-from lapclip.shell import program, quoted
-from lapclip.suggest import _origin, command, install, model_word, source_word, train_command
+from lapclip.suggest import (
+    _origin,
+    command,
+    install,
+    model_word,
+    quoted,
+    source_word,
+    train_command,
+)
+from lapclip.text import path_from_here
 
 GIVEN = {
     "run": {
@@ -72,22 +82,7 @@ def test_a_change_replaces_what_was_given_and_a_length_replaces_the_others() -> 
     assert "--minutes 2.5" in train_command(GIVEN, "train.batch_size=32")
 
 
-def test_a_run_of_an_earlier_release_keeps_its_data_and_how_it_is_read() -> None:
-    saved = {
-        "run": {"recipe": "photos"},
-        "data": {
-            "source": "/data/a.csv",
-            "caption_column": "title",
-            "stream": "never",
-            "seed": 0,
-            "split_rule": "name",
-        },
-        "train": {"minutes": 0.0, "start": "", "teacher": "", "batch_size": 64},
-    }
-    assert (
-        train_command(saved)
-        == "lapclip train /data/a.csv --recipe photos --set data.caption_column=title"
-    )
+def test_a_damaged_record_gives_a_command_all_the_same() -> None:
     assert train_command({"run": 3, "data": None}) == "lapclip train"
 
 
@@ -143,69 +138,78 @@ def test_code_that_a_saved_run_names_is_not_part_of_a_suggestion() -> None:
     assert "--set model.text_from=timm:x" in train_command(saved)
 
 
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An environment with lapclip in it, from the registry, as this process sees itself."""
-    package = tmp_path / "lib" / "python3.11" / "site-packages" / "lapclip"
-    monkeypatch.setattr("lapclip.suggest.__file__", str(package / "suggest.py"))
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    monkeypatch.setattr("lapclip.suggest._origin", lambda: "")
-    monkeypatch.setattr("lapclip.suggest.version", lambda name: "2.13.0+cpu")
-    return tmp_path
+@pytest.mark.parametrize("name", ["image_from=evil:make #", "model.image_from", "", "_"])
+def test_what_is_no_setting_of_ours_is_not_part_of_a_suggestion(name: str) -> None:
+    saved = {"run": {"asked": {name: {"image_from": "evil:make"}, "model": {name: "evil:make"}}}}
+    assert train_command(saved) == "lapclip train"
+
+
+WORDS = [
+    "plain",
+    "two words",
+    "it's",
+    "$HOME `x` *",
+    "a\nb\x1b[31m",
+    "caf\udce9",
+    "[red]",
+    "~",
+    "a,b",
+    "#x",
+    "a\\b",
+    "",
+]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell of Unix is asked")
+@pytest.mark.parametrize("word", WORDS)
+def test_a_shell_takes_a_quoted_word_as_it_is(word: str) -> None:
+    for shell in filter(shutil.which, ("bash", "zsh")):
+        done = subprocess.run(
+            [shell, "-c", f"printf %s {quoted(word)}"], capture_output=True, check=True
+        )
+        assert done.stdout == word.encode("utf-8", "surrogateescape"), shell
+        assert quoted(word).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("word", "typed"),
+    [
+        ("C:\\photos\\2024", "C:\\photos\\2024"),
+        ("C:\\my photos\\", '"C:\\my photos\\\\"'),
+        ("a|b & c", '"a|b & c"'),
+        ("work.ask=it's", '"work.ask=it\'s"'),
+        ("$(calc)", '"?(calc)"'),
+        ('a"&calc', '"a?&calc"'),
+        ("`n\u201d;calc\n", '"?n?;calc?"'),
+        ("", '""'),
+    ],
+)
+def test_on_windows_a_word_is_in_double_quotes_and_runs_nothing(
+    word: str, typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lapclip.suggest.os", SimpleNamespace(name="nt"))
+    assert quoted(word) == typed
 
 
 @pytest.mark.parametrize("has_pip", [True, False])  # uv makes environments without pip
-def test_an_extra_is_installed_for_the_interpreter_that_runs(
-    has_pip: bool, installed: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_extra_is_installed_for_this_interpreter_and_from_where_lapclip_came(
+    has_pip: bool, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     monkeypatch.setattr("lapclip.suggest.find_spec", lambda name: has_pip or None)
-    python = str(installed / "bin" / "python")
-    started = (
-        f"{program(python)} -m pip install"
-        if has_pip
-        else f"uv pip install --python {quoted(python)}"
-    )
-    assert install("hub") == f'{started} "lapclip[hub]"'
-    monkeypatch.chdir(installed)
-    assert str(Path("bin/python")) in install("hub")
-    assert str(installed) not in install("hub")
-    monkeypatch.setattr(
-        "lapclip.suggest.shutil.which", lambda name: python
-    )  # the environment is active
-    assert install("hub").startswith(
-        "python -m pip install" if has_pip else "uv pip install --python python "
-    )
-
-
-def test_a_tool_of_uv_is_installed_anew_with_the_extras_and_the_torch_that_it_had(
-    installed: Path,
-) -> None:
-    asked = '[tool]\nrequirements = [{ name = "lapclip", extras = ["serve", "heic"] }, { name = "other" }]\n'
-    (installed / "uv-receipt.toml").write_text(asked)
-    assert install("hub") == 'uv tool install --torch-backend cpu "lapclip[heic,hub,serve]"'
-    (installed / "uv-receipt.toml").write_text("not [toml")
-    assert install("hub") == 'uv tool install --torch-backend cpu "lapclip[hub]"'
-
-
-def test_in_an_environment_of_pipx_its_own_pip_is_used(installed: Path) -> None:
-    (installed / "pipx_metadata.json").touch()
-    assert install("hub") == 'pipx runpip lapclip install "lapclip[hub]"'
-
-
-def test_an_extra_comes_from_where_lapclip_came_from(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    monkeypatch.setattr("lapclip.suggest.__file__", str(tmp_path / "lapclip" / "suggest.py"))
+    monkeypatch.setattr("lapclip.suggest._origin", lambda: "")
+    python = quoted(path_from_here(sys.executable))
+    installer = f"{python} -m pip install" if has_pip else f"uv pip install --python {python}"
+    assert install("hub") == f"{installer} {quoted('lapclip[hub]')}"
     wheel = "file:///home/me/dist/lapclip-0.1.0-py3-none-any.whl"
     monkeypatch.setattr("lapclip.suggest._origin", lambda: wheel)
-    assert install("hub").endswith(f' "lapclip[hub] @ {wheel}"')
+    assert install("hub") == f"{installer} {quoted(f'lapclip[hub] @ {wheel}')}"
     clone = tmp_path / "clone"
     (clone / "src" / "lapclip").mkdir(parents=True)
     (clone / "pyproject.toml").touch()
     monkeypatch.setattr("lapclip.suggest.__file__", str(clone / "src" / "lapclip" / "suggest.py"))
-    assert install("hub").endswith(f' --editable "{clone}[hub]"')
-    monkeypatch.chdir(clone)
-    assert install("hub").endswith(' --editable ".[hub]"')
+    assert install("hub").endswith(f" --editable {quoted(f'{path_from_here(clone)}[hub]')}")
 
 
 @pytest.mark.parametrize(

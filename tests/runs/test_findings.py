@@ -30,7 +30,7 @@ from lapclip.runs.findings.run_state import computer_findings
 from lapclip.runs.folder import Run
 from lapclip.runs.follow import FollowedRun
 from lapclip.runs.summary import Summary, summarise
-from lapclip.shell import quoted
+from lapclip.suggest import quoted
 from lapclip.training.cuda_graph import make_step
 
 from ..suggestions import check_command, commands_in

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -37,7 +38,6 @@ from lapclip.serving.metrics import Metrics
 from lapclip.serving.refusals import Unavailable
 from lapclip.serving.service import ServedModel, Service
 from lapclip.serving.swap import Swapper
-from lapclip.shell import Shell
 from lapclip.which_model import WhichModel, which_model
 
 from .conftest import Serving, engine_of, jpeg, serving
@@ -129,32 +129,19 @@ def test_a_key_that_powershell_wrote_is_read(here: Path) -> None:
     assert read_key(here / "key.txt")[0] == "0123456789abcdef"
 
 
-@pytest.mark.parametrize(
-    ("shell", "typed"),
-    [
-        (
-            "sh",
-            """curl http://a:1/embed -H "Authorization: Bearer $(cat 'my key')" -H 'Content-Type: """,
-        ),
-        (
-            "powershell",
-            """curl.exe http://a:1/embed -H "Authorization: Bearer $(Get-Content 'my key')" -H 'Content-""",
-        ),
-        (
-            "cmd",
-            'curl.exe http://a:1/embed -H "Authorization: Bearer KEY" -H "Content-Type: application/json" -d ^"',
-        ),
-    ],
-)
-def test_a_request_to_paste_suits_the_shell(shell: Shell, typed: str) -> None:
-    assert curl_command("http://a:1", Path("my key"), shell).startswith(typed)
+@pytest.mark.skipif(sys.platform == "win32", reason="there it asks only whether it is ready")
+def test_a_request_can_be_pasted() -> None:
+    typed = curl_command("http://a:1", Path("my key"))
+    assert typed.startswith(
+        """curl http://a:1/embed -H "Authorization: Bearer $(cat 'my key')" -H 'Cont"""
+    )
 
 
 def test_a_missing_extra_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as error:
         prepare(ServeOptions())
-    assert error.value.hint.endswith('[serve]"')
+    assert "[serve]" in error.value.hint
     assert (
         "python_multipart" in error.value.message
     )  # as it is imported; `multipart` is another package

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -18,8 +19,8 @@ from rich.console import Console
 from rich.prompt import Confirm
 from rich.table import Table
 
-from lapclip import shell
 from lapclip.errors import ConfigError
+from lapclip.suggest import quoted
 from lapclip.text import to_json, without_controls
 
 ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("arguments")
@@ -52,7 +53,11 @@ def _program() -> str:
     program = Path(sys.argv[0])
     with suppress(ValueError):
         program = program.relative_to(Path.cwd())
-    return shell.program(str(program)) if program.stem == "lapclip" else "python -m lapclip"
+    # PowerShell does not run a program whose path is in quotes.
+    is_typed_alike = os.name != "nt" or " " not in str(program)
+    if program.stem == "lapclip" and is_typed_alike:
+        return quoted(str(program))
+    return "python -m lapclip"
 
 
 def emit(result: dict[str, Any], summary: Sequence[str | Table], common: Common | None) -> None:

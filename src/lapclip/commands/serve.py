@@ -25,8 +25,7 @@ from lapclip.errors import ConfigError, RunError
 from lapclip.paths import LARGEST_SETTINGS, read_bytes
 from lapclip.progress import Progress, Status
 from lapclip.runs.events import mapping
-from lapclip.shell import Shell, quoted, users_shell
-from lapclip.suggest import command, install
+from lapclip.suggest import command, install, quoted
 from lapclip.text import duration, printable
 from lapclip.web.server import check_port
 from lapclip.which_model import WhichModel, which_model
@@ -224,7 +223,7 @@ def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = Non
                 file=output,
             )
         print(
-            f"Try: {curl_command(url, options.api_key_file, users_shell())}",
+            f"Try: {curl_command(url, options.api_key_file)}",
             file=output,
             flush=True,
         )
@@ -457,30 +456,15 @@ def _who_can_ask(key: str | None, shows_token: bool) -> str:
 BODY = '{"items": [{"text": "a red bicycle"}]}'
 
 
-def curl_command(url: str, key_file: Path | None, shell: Shell) -> str:
-    """A request that can be pasted."""
-    # In Windows PowerShell `curl` is another program.
-    words = [
-        "curl.exe" if shell in ("cmd", "powershell") else "curl",
-        quoted(f"{url}/embed", shell),
-    ]
+def curl_command(url: str, key_file: Path | None) -> str:
+    """Return a request that can be pasted. On Windows no quoting of JSON suits both shells."""
+    if os.name == "nt":
+        return f"curl.exe {url}/ready"
+    words = ["curl", quoted(f"{url}/embed")]
     if key_file is not None:
-        words += [
-            "-H",
-            f'"Authorization: Bearer {_KEY_IN[shell].format(quoted(str(key_file), shell))}"',
-        ]
-    words += ["-H", quoted("Content-Type: application/json", shell), "-d", quoted(BODY, shell)]
+        words += ["-H", f'"Authorization: Bearer $(cat {quoted(str(key_file))})"']
+    words += ["-H", quoted("Content-Type: application/json"), "-d", quoted(BODY)]
     return " ".join(words)
-
-
-_KEY_IN: dict[Shell, str] = {
-    "sh": "$(cat {})",
-    "fish": "$(cat {})",
-    "cmd": "KEY",  # it has no way to put a file's content into a word
-    "powershell": "$(Get-Content {})",
-    "pwsh": "$(Get-Content {})",
-}
-"""A file's content inside double quotes."""
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from lapclip.errors import WeightsError, first_line
 from lapclip.exporting import OUTPUT, ExportFormat, Job, Written, register
 from lapclip.exporting.export_folder import copy_example, describe, write_json, write_readme
 from lapclip.progress import Status
-from lapclip.shell import quoted
+from lapclip.suggest import quoted
 from lapclip.weights import DESCRIPTION
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from lapclip.runs.folder import all_runs
 from lapclip.runs.follow import preparing_rows
 from lapclip.runs.messages import stopped_by
 from lapclip.runs.view import RunView
-from lapclip.shell import quoted
+from lapclip.suggest import quoted
 from lapclip.text import (
     UNKNOWN,
     duration,

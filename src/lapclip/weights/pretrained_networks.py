@@ -45,7 +45,6 @@ from lapclip.paths import (
     remove,
     replace,
 )
-from lapclip.shell import set_variable
 from lapclip.suggest import command, install
 from lapclip.weights import HUB, is_hub_name
 from lapclip.weights.huggingface import confirmed_name
@@ -166,7 +165,7 @@ def check_trusted(reference: str) -> None:
     if not (trusted := TRUSTED.read(reference)) or trusted != _file_of(reference):
         raise ConfigError(
             f"A tower is made by {reference}, code that has not been used with lapclip here.",
-            hint=f"if you know it: {set_variable('LAPCLIP_TRUST', reference)}, then the same command",
+            hint=f"if you know it, the same command with LAPCLIP_TRUST={reference} in the environment",
         )
 
 
