@@ -189,7 +189,7 @@ data set that changes its images at random is other data each time. A run that i
 later, finds what it began with, also where the folder around `runs/` was moved meanwhile: its losses are those of a run
 that was never interrupted. Where all images are given as paths they are not copied, and have to stay where they are;
 they are copied where some are in memory, or where they lie on two drives of Windows. Images in memory are copied as the
-files they are where they come as bytes or from Hugging Face, else as PNG, which loses nothing. `lapclip clean data`
+files they are where they come as bytes or from Hugging Face, else as PNG, which loses nothing. `lapclip clean --caches`
 removes what no run there learnt from.
 
 **Interrupts.** Ctrl-C and a notebook's stop button let the step end, save, and raise `lapclip.Interrupted`, so that the

@@ -170,14 +170,14 @@ def test_data_in_memory_stays_while_it_is_scored(
         image.load()  # else its path would do
 
     def cleaned(request: Any, *rest: Any) -> dict[str, Any]:
-        lapclip_process("clean", "data", "--yes")
+        lapclip_process("clean", "--caches", "--yes")
         left.append(Path(request.data).is_dir())
         return {"evaluation": {"t2i_r1": 0.5}, "run": "run", "data": request.data, "split": "all"}
 
     monkeypatch.setattr("lapclip.commands.evaluate.evaluate", cleaned)
     found = lapclip.evaluate(run, pairs, progress=False)
     assert left == [True]
-    assert run_command("clean", "data", "--yes").returncode == 0
+    assert run_command("clean", "--caches", "--yes").returncode == 0
     assert not Path(found["data"]).exists(), "nobody works with it any more"
 
 

@@ -182,7 +182,7 @@ def test_data_in_memory_is_found_again_by_a_run_that_is_resumed(
     cut = lapclip.open_run("cut")
     other = Path(cut.settings["data"]["source"]).with_name("other")
     other.mkdir()
-    assert run_command("clean", "data", "--yes").returncode == 0
+    assert run_command("clean", "--caches", "--yes").returncode == 0
     assert not other.exists()
     lapclip.resume(cut, progress=False)  # what a run learnt from is there still
     assert losses("cut") == losses("whole") != {}

@@ -15,7 +15,7 @@ import filelock
 import pytest
 from PIL import Image
 
-from lapclip.commands.clean import REMOVABLE, chosen, list_items, remove
+from lapclip.commands.clean import list_items, remove, select
 from lapclip.paths import leftovers, partial_path, sweep
 from lapclip.runs.folder import Run
 from lapclip.runs.heartbeat import PREPARING, at_work_path, beat_of, write_beat
@@ -70,56 +70,48 @@ def cleaned(*arguments: str) -> dict:
     return json.loads(done.stdout)
 
 
-def test_what_takes_room_is_shown_and_nothing_is_removed(disk: Path, empty_cache: Path) -> None:
+def removed_names(done: dict) -> list[str]:
+    return sorted(Path(item["path"]).name for item in done["removed"])
+
+
+def test_what_takes_space_is_shown_and_nothing_is_removed(disk: Path, empty_cache: Path) -> None:
     before = sorted(disk.rglob("*"))
-    found = cleaned()
-    sizes = found["bytes"]
-    assert {kind for kind in sizes if sizes[kind]} == {
-        "leftovers", "checkpoints", "packed", "scenes", "features", "towers", "measurements", "indexes", "runs"
-    }  # fmt: skip
-    assert sizes["leftovers"] == 8000
-    assert (sizes["packed"], sizes["scenes"], sizes["features"]) == (
-        5000 + len("/photos\x1b[2J"),
-        3000,
-        2000,
-    )
-    assert [Path(item["path"]) for item in found["items"] if item["kind"] == "checkpoints"] == [
-        Path("runs/mine/checkpoints")
-    ]
+    items = cleaned()["items"]
+    sizes = {Path(item["path"]).name: item["bytes"] for item in items}
+    assert sizes["packed-1"] == 5000 + len("/photos\x1b[2J")
+    assert (sizes["scenes-1"], sizes["features-1.npy"], sizes["tower-1"]) == (3000, 2000, 4000)
+    assert {"mine", "died", "photos-1", "tune.json"} < set(sizes)
+    assert "trusted.json" not in sizes
+    assert {item["bytes"] for item in items if "killed" in item["about"]} == {7000}
     done = lapclip("clean")
-    assert "clean leftovers" in done.stdout
+    assert "clean --caches" in done.stdout
     assert "\x1b" not in done.stdout
     assert sorted(disk.rglob("*")) == before
 
 
-def test_what_is_named_goes_and_nothing_else(disk: Path, empty_cache: Path) -> None:
-    refused = lapclip("clean", "packed")
+def test_what_is_asked_for_goes_and_nothing_else(disk: Path, empty_cache: Path) -> None:
+    refused = lapclip("clean", "--caches")
     assert refused.returncode == 2
     assert "--yes" in refused.stderr
     assert (empty_cache / "packed-1").exists()
-    done = cleaned(
-        "leftovers",
-        "checkpoints",
-        "packed",
-        "features",
-        "scenes",
-        "towers",
-        "indexes",
-        "measurements",
-        "--yes",
-    )
+    done = cleaned("--caches", "--yes")
     assert done["removed_bytes"] == sum(item["bytes"] for item in done["removed"]) > 18_000
     assert [path.name for path in empty_cache.iterdir()] == ["trusted.json"]
-    assert not list((disk / "data/search").iterdir())
+    assert (disk / "data/search/photos-1/abc/pictures.db").exists()
     assert (disk / "runs/mine/model" / WEIGHTS).exists()
-    assert not (disk / "runs/mine/checkpoints").exists()
-    assert [path.name for path in (disk / "runs/died/checkpoints").iterdir()] == [
-        "step-00000012"
-    ]  # to be resumed
     assert lapclip("report", "mine").returncode == 0
-    cleaned("--run", "died", "--yes")
+    assert removed_names(cleaned("died", "--yes")) == ["died"]
     assert sorted(path.name for path in (disk / "runs").iterdir()) == ["mine"]
-    assert "Did you mean mine?" in lapclip("clean", "--run", "min", "--yes").stderr
+    assert "Did you mean mine?" in lapclip("clean", "min", "--yes").stderr
+
+
+def test_what_was_used_lately_stays(disk: Path, empty_cache: Path) -> None:
+    for path in [*(disk / "runs/died").rglob("*"), *empty_cache.glob("features-*")]:
+        os.utime(path, (1, 1))
+    assert removed_names(cleaned("--older-than", "30", "--yes")) == ["died"]
+    old_caches = cleaned("--caches", "--older-than", "30", "--yes")
+    assert removed_names(old_caches) == ["features-1.npy"]
+    assert removed_names(cleaned("mine", "--older-than", "30", "--yes")) == []
 
 
 def test_what_is_in_use_or_not_ours_stays(disk: Path, empty_cache: Path) -> None:
@@ -129,35 +121,27 @@ def test_what_is_in_use_or_not_ours_stays(disk: Path, empty_cache: Path) -> None
     shutil.copy(disk / "runs/mine/run.toml", outside.parent)
     (empty_cache / "packed-1" / "inside").symlink_to(outside.parent, target_is_directory=True)
     scenes = str(empty_cache / "scenes-1/pixels.npy")
+    program = "import sys; file = open(sys.argv[1]); print(1, flush=True); input()"
     reader = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys; file = open(sys.argv[1]); print(1, flush=True); input()",
-            scenes,
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        [sys.executable, "-c", program, scenes], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert reader.stdout is not None
     reader.stdout.readline()
     try:
-        with (
-            filelock.FileLock(disk / "runs/mine/lock"),
-            filelock.FileLock(disk / "data/search/photos-1/abc/lock"),
-        ):
-            done = cleaned("packed", "scenes", "checkpoints", "indexes", "--yes")
-            refused = lapclip("clean", "--run", "mine", "--yes")
+        with filelock.FileLock(disk / "runs/mine/lock"):
+            done = cleaned("--caches", "--yes")
+            old = cleaned("--older-than", "0", "--yes")
+            refused = lapclip("clean", "mine", "--yes")
     finally:
         reader.communicate(b"\n")
     assert refused.returncode == 2
     assert "lapclip stop mine" in refused.stderr
-    assert [Path(item["path"]).name for item in done["removed"]] == ["packed-1"]
+    assert "packed-1" in removed_names(done)
+    assert removed_names(old) == ["died"]
     assert (empty_cache / "scenes-1/pixels.npy").exists()
-    assert (disk / "data/search/photos-1/abc/pictures.db").exists()
     assert (disk / "runs/mine/checkpoints").exists()
     assert outside.exists()
-    assert lapclip("clean", "--run", "linked", "--yes").returncode == 2
+    assert lapclip("clean", "linked", "--yes").returncode == 2
 
 
 @contextmanager
@@ -183,50 +167,47 @@ def at_work_on(*locks: Path) -> Iterator[None]:
 def test_what_comes_into_use_while_a_person_is_asked_stays(
     disk: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "lapclip.commands.clean._in_use", lambda paths: set()
-    )  # not every system tells
-    locks = (
-        "runs/died/lock",
-        "runs/mine/lock",
-        "cache/packed-1/lock",
-        "data/search/photos-1/abc/lock",
-    )
-    doomed = chosen(
-        list_items(), ["checkpoints", "packed", "indexes", "leftovers", "features"], ["died"]
-    )
-    with at_work_on(*(disk / lock for lock in locks)):
-        removed, failed = remove(doomed)
-    assert {item.kind for item in removed} == {"features", "leftovers"}
-    assert {item.path.name for item in failed} == {"died", "checkpoints", "packed-1", "photos-1"}
-    assert all("process" in item.kept for item in failed)
+    monkeypatch.setattr("lapclip.commands.clean._paths_in_use", set)  # not every system tells
+    selected = select(list_items(), ["died"], None, caches=True)
+    with at_work_on(disk / "runs/died/lock"):
+        removed, failed = remove(selected)
+    assert {item.kind for item in removed} == {"cache"}
+    assert [item.path.name for item in failed] == ["died"]
     assert (disk / "runs/died/run.toml").exists()
-    assert (disk / "runs/mine/checkpoints/step-00000012").exists()
-    assert remove(failed) == (failed, [])
-    assert [
-        item.kept for item in remove(failed)[1]
-    ]  # what is gone cannot be removed, and is not made again
+    assert [item.path.name for item in remove(failed)[0]] == ["died"]
+    assert [item.kept for item in remove(failed)[1]] == ["it is gone"]  # and is not made again
     assert sorted(path.name for path in (disk / "runs").iterdir()) == ["mine"]
 
 
+def test_a_run_that_is_locked_at_the_last_moment_stays(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = list_items()
+    monkeypatch.setattr("lapclip.commands.clean.list_items", lambda: listed)
+    with at_work_on(disk / "runs/died/lock"):
+        removed, failed = remove(select(listed, ["died"], None, caches=False))
+    assert not removed
+    assert "process" in failed[0].kept
+    assert (disk / "runs/died/run.toml").exists()
+
+
 def test_a_run_that_begins_while_a_person_is_asked_stays(disk: Path) -> None:
-    doomed = chosen(list_items(), ["checkpoints"], ["died"])
+    selected = select(list_items(), ["died", "mine"], None, caches=False)
     for name in ("died", "mine"):
         write_beat(Run(Path("runs", name)).starting, beat_of(os.getpid()))
-    removed, failed = remove(doomed)
+    removed, failed = remove(selected)
     assert not removed
     assert [item.kept for item in failed] == ["it is starting"] * 2
 
 
 def test_the_hint_fits_what_keeps_a_run(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "lapclip.commands.clean._in_use", lambda paths: {Path("runs/mine"), Path("runs/died")}
-    )
+    used = {str(Path("runs/mine").resolve()), str(Path("runs/died").resolve())}
+    monkeypatch.setattr("lapclip.commands.clean._paths_in_use", lambda: used)
     with filelock.FileLock(disk / "runs/died/lock"):
-        assert "lapclip stop died" in lapclip("clean", "--run", "died", "--yes").stderr
-        assert (
-            "lapclip stop" not in lapclip("clean", "--run", "mine", "--yes").stderr
-        )  # it is finished
+        assert "lapclip stop died" in lapclip("clean", "died", "--yes").stderr
+        refusal = lapclip("clean", "mine", "--yes").stderr
+    assert "stays: another process uses it now" in refusal
+    assert "lapclip stop" not in refusal  # it is finished
 
 
 def test_what_is_shown_tells_whose_it_is(disk: Path, empty_cache: Path) -> None:
@@ -234,7 +215,7 @@ def test_what_is_shown_tells_whose_it_is(disk: Path, empty_cache: Path) -> None:
     note_use(disk / "data/search/photos-1/abc", disk / "my photos", "hf:some/model")
     shown = {Path(item["path"]).name: item for item in cleaned()["items"]}
     assert shown["photos-1"]["about"] == "my photos, with hf:some/model"
-    assert set(shown["photos-1"]) == {"kind", "path", "bytes", "about", "kept"}
+    assert set(shown["photos-1"]) == {"kind", "path", "about", "bytes", "unused_days", "kept"}
 
 
 def test_given_data_stays_as_long_as_a_run_may_need_it(disk: Path, empty_cache: Path) -> None:
@@ -251,21 +232,17 @@ def test_given_data_stays_as_long_as_a_run_may_need_it(disk: Path, empty_cache: 
         return [item.path.name for item in list_items() if item.kind == "data" and not item.kept]
 
     assert removable() == ["other"]
-    listed = list_items()
+    listed = [item for item in list_items() if item.kind == "data"]
     preparing = at_work_path(PREPARING).with_name("another.json")
     write_beat(preparing, beat_of(os.getppid(), str(disk / "runs")))
     assert removable() == []
-    assert remove(chosen(listed, ["data"], []))[0] == []  # it began while a person was asked
+    assert (
+        remove(select(listed, [], None, caches=True))[0] == []
+    )  # it began while a person was asked
     write_beat(preparing, beat_of(os.getppid(), str(disk / "elsewhere/runs")))
-    assert [item.path.name for item in remove(chosen(listed, ["data"], []))[0]] == ["other"]
-
-
-def test_kinds_are_told_and_others_refused(disk: Path) -> None:
-    told = lapclip("clean", "--help").stdout
-    assert all(kind in told for kind in REMOVABLE)
-    for kind in ("runs", "index"):
-        assert lapclip("clean", kind, "--yes").returncode == 2
-    assert "indexes" in lapclip("clean", "index", "--yes").stderr
+    assert [item.path.name for item in remove(select(listed, [], None, caches=True))[0]] == [
+        "other"
+    ]
 
 
 def test_leftovers_are_told_from_work_by_their_process(tmp_path: Path) -> None:
@@ -315,7 +292,7 @@ def test_a_run_whose_model_is_served_stays_until_its_server_has_died(
     try:
         assert process.stdout
         assert json.loads(process.stdout.readline())["url"]
-        done = lapclip("clean", "--run", "mine", "--yes")
+        done = lapclip("clean", "mine", "--yes")
         assert done.returncode == 2
         assert "mine stays: another process uses its model now" in done.stderr
         kept = {Path(item["path"]).name: item["kept"] for item in cleaned()["items"]}
@@ -325,7 +302,7 @@ def test_a_run_whose_model_is_served_stays_until_its_server_has_died(
     finally:
         process.kill()
         process.wait()
-    done = lapclip("clean", "--run", "mine", "--yes")
+    done = lapclip("clean", "mine", "--yes")
     assert done.returncode == 0, done.stderr
     assert not (disk / "runs/mine").exists()
 
@@ -333,7 +310,7 @@ def test_a_run_whose_model_is_served_stays_until_its_server_has_died(
 def test_a_run_that_comes_into_use_while_a_person_is_asked_stays(
     disk: Path, empty_cache: Path
 ) -> None:
-    doomed = chosen(list_items(), [], ["mine", "died"])
+    doomed = select(list_items(), ["mine", "died"], None, caches=False)
     code = "import sys; from pathlib import Path; from lapclip.which_model import which_model\n"
     code += "with which_model('mine/model').in_use(): print('ready', flush=True); sys.stdin.read()"
     with subprocess.Popen(
@@ -349,4 +326,4 @@ def test_a_run_that_comes_into_use_while_a_person_is_asked_stays(
 
 
 def test_a_run_is_not_found_where_there_are_none(here: Path, empty_cache: Path) -> None:
-    assert "There are none.\nTry: lapclip runs" in lapclip("clean", "--run", "mine", "--yes").stderr
+    assert "There are none.\nTry: lapclip runs" in lapclip("clean", "mine", "--yes").stderr

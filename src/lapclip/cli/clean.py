@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -15,99 +15,102 @@ from lapclip.text import counted, printable, size
 if TYPE_CHECKING:
     from lapclip.commands.clean import Item
 
-SHOWN = 8
-"""Items of a kind that are listed."""
+MAX_SHOWN = 8  # items of a kind
+TITLES = {
+    "run": "runs",
+    "cache": "caches, made or fetched again when needed",
+    "data": "data given by Python code; it stays while a run here was trained on it",
+    "index": "search indexes; lapclip search FOLDER --forget removes one",
+}
 
 
 def clean(
-    *kinds: str,
-    run: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
+    *runs: str,
+    older_than: float | None = None,
+    caches: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     yes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     common: Common | None = None,
 ) -> int:
-    """Show what takes room on the disk, and remove what you name.
+    """Show what takes space on the disk, and remove runs and caches after asking.
 
-    Looks at the runs in this folder, at lapclip's caches and at its search indexes, and nowhere else. Without a kind
-    nothing is removed. A run's model goes only with the run, and that only by its name. What a process works with now
-    stays, and so does whatever a link leads to.
+    Looks at the runs in this folder, at lapclip's caches and at its search indexes, and nowhere else.
+    Without arguments nothing is removed. What a process uses now stays, and so does whatever a link leads to.
 
     For example:
 
     - `lapclip clean`
-    - `lapclip clean leftovers checkpoints`
-    - `lapclip clean packed scenes --yes`
-    - `lapclip clean --run first-run-2`
+    - `lapclip clean first-run-2`
+    - `lapclip clean --older-than 90`
+    - `lapclip clean --caches --older-than 30 --yes`
 
     Parameters
     ----------
-    kinds
-        What to remove: leftovers, checkpoints (of finished runs), packed, bundles, scenes, features, towers, models
-        (published ones), measurements, indexes, data (that Python code gave and no run here learnt from).
-    run
-        Remove this whole run, with its model; may be repeated. Example: lapclip clean --run first-run-2
+    runs
+        Remove these whole runs, with their models.
+    older_than
+        Remove only what was not used for so many days. Without RUN and --caches: all such runs.
+        Example: lapclip clean --older-than 90
+    caches
+        Remove what can be made or fetched again: packed images, features, published models, timings.
+        Example: lapclip clean --caches
     yes
-        Do not ask. Example: lapclip clean leftovers --yes
+        Do not ask. Example: lapclip clean --caches --yes
     """
-    from lapclip.commands import clean as work
+    from lapclip.commands.clean import list_items, remove, select
 
-    with Console(stderr=True).status("looking at what takes room"):
-        items = work.list_items()
-    doomed = work.chosen(items, kinds, run)
-    if doomed and not yes and not _confirmed(doomed, common):
-        doomed = []
-    removed, failed = work.remove(doomed)
-    lines = _removed_text(removed, failed) if kinds or run else _overview(items, work.KINDS)
-    emit(work.Cleaned(items, removed, failed).to_dict(), lines, common)
+    with Console(stderr=True).status("looking at what takes space"):
+        items = list_items()
+    selected = select(items, runs, older_than, caches)
+    if selected and not yes and not _confirm(selected, common):
+        selected = []
+    removed, failed = remove(selected)
+    is_removal = bool(runs) or caches or older_than is not None
+    lines = _removal_text(removed, failed) if is_removal else _overview(items)
+    result: dict[str, Any] = {
+        "items": [item.to_dict() for item in items],
+        "removed": [item.to_dict() for item in removed],
+        "failed": [item.to_dict() for item in failed],
+        "removed_bytes": sum(item.bytes for item in removed),
+    }
+    emit(result, lines, common)
     return 1 if failed else 0
 
 
-def _confirmed(doomed: list[Item], common: Common | None) -> bool:
-    """Show a person what would go, and ask."""
-    what = f"{counted(len(doomed), 'item')}, {size(sum(item.bytes for item in doomed))}"
+def _confirm(selected: list[Item], common: Common | None) -> bool:
+    total = f"{counted(len(selected), 'item')}, {size(sum(item.bytes for item in selected))}"
     if sys.stdin.isatty() and not (common and common.json):
-        for item in doomed:
+        for item in selected:
             print(f"  {size(item.bytes):>9}  {printable(item.path)}")
-    return confirmed(
-        f"Remove {what}?",
-        f"Nothing was removed: {what}, would go, and nobody can be asked.",
-        common,
-    )
+    refusal = f"Nothing was removed: {total}, would go, and nobody can be asked."
+    return confirmed(f"Remove {total}?", refusal, common)
 
 
-def _overview(items: list[Item], kinds: dict[str, str]) -> list[str]:
-    lines: list[str] = []
-    for kind, meaning in kinds.items():
-        found = [item for item in items if item.kind == kind]
-        if not found:
-            continue
-        lines.append(
-            f"[bold]{kind:<13}{size(sum(item.bytes for item in found)):>9}[/bold]  [dim]{meaning}[/dim]"
-        )
-        lines += [_line(item) for item in found[:SHOWN]]
-        if len(found) > SHOWN:
-            lines.append(f"{'':13}{'':9}  and {len(found) - SHOWN} more")
+def _overview(items: list[Item]) -> list[str]:
+    lines = []
+    for kind, title in TITLES.items():
+        same_kind = [item for item in items if item.kind == kind]
+        if same_kind:
+            total = size(sum(item.bytes for item in same_kind))
+            lines.append(f"[bold]{total:>9}[/bold]  {title}")
+            lines += [_line(item) for item in same_kind[:MAX_SHOWN]]
+        if len(same_kind) > MAX_SHOWN:
+            lines.append(f"{'':20}  and {len(same_kind) - MAX_SHOWN} more")
     if not lines:
-        return ["Nothing here takes room.", f"Next: {typed('train')}"]
-    free = [
-        kind
-        for kind in kinds
-        if kind != "runs" and any(item.kind == kind and not item.kept for item in items)
-    ]
-    command = f"clean {free[0]}" if free else "clean --run NAME"
-    return [*lines, "", f"Next: {typed(command)}"]
+        return ["Nothing here takes space.", f"Next: {typed('train')}"]
+    return [*lines, "", f"Next: {typed('clean --caches')}, or {typed('clean RUN')}"]
 
 
 def _line(item: Item) -> str:
-    about = escape(
-        printable("; ".join(filter(None, (item.about, item.kept and f"stays: {item.kept}"))))
-    )
-    return f"{'':13}{size(item.bytes):>9}  {escape(printable(item.path))}{f'  [dim]{about}[/dim]' if about else ''}"
+    facts = [item.about, f"unused for {counted(int(item.unused_days), 'day')}"]
+    if item.kept:
+        facts.append(f"stays: {item.kept}")
+    about = printable("; ".join(filter(None, facts)))
+    return f"{size(item.bytes):>20}  {escape(printable(item.path))}  [dim]{escape(about)}[/dim]"
 
 
-def _removed_text(removed: list[Item], failed: list[Item]) -> list[str]:
+def _removal_text(removed: list[Item], failed: list[Item]) -> list[str]:
     lines = [_line(item) for item in (*removed, *failed)]
-    total = size(sum(item.bytes for item in removed))
-    said = (
-        f"Removed {counted(len(removed), 'item')}, {total}." if removed else "Nothing was removed."
-    )
-    return [*lines, said, f"Next: {typed('clean')}"]
+    total = "Nothing was removed."
+    if removed:
+        total = f"Removed {counted(len(removed), 'item')}, {size(sum(i.bytes for i in removed))}."
+    return [*lines, total, f"Next: {typed('clean')}"]
