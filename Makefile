@@ -40,7 +40,6 @@ style: $(VENV)/ready-to-test
 
 docs: $(VENV)/ready ## write the generated pages and plots of docs/
 	@$(BIN)/python docs/generate.py
-	@$(BIN)/python docs/plots.py
 
 site: $(VENV)/ready-for-site ## build the web site into site/; a dead link is an error
 	@$(BIN)/zensical build --clean --strict

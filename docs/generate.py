@@ -173,9 +173,9 @@ Scripts and notebooks do what the commands do, with the same code, the same file
 ```python
 import lapclip
 
-run = lapclip.train("photos/", minutes=10)  # or pairs, a frame, a data set; without data it draws scenes
+run = lapclip.train("photos/", minutes=10)  # or pairs, a frame, a data set, or nothing
 run.metrics["t2i_r1"]  # held-out recall, with intervals and chance beside it
-run.plot()  # loss and recall, below the cell
+run.plot()  # accuracy and recall, below the cell
 run.model.classify("cat.jpg", ["cat", "dog"])
 lapclip.search("holiday/", run).ask("a boat at sunset")
 ```

@@ -16,12 +16,8 @@ ROOT = Path(__file__).parent.parent
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pages made afresh, as `make docs` makes them: in a process of its own, because help names its caller."""
     folder = tmp_path_factory.mktemp("docs")
-    for script in ("generate.py", "plots.py"):
-        subprocess.run(
-            [sys.executable, str(ROOT / "docs" / script), str(folder)],
-            check=True,
-            capture_output=True,
-        )
+    script = str(ROOT / "docs" / "generate.py")
+    subprocess.run([sys.executable, script, str(folder)], check=True, capture_output=True)
     return folder
 
 
@@ -40,24 +36,6 @@ GENERATED = [
 def test_generated_docs_are_fresh(name: str, generated: Path) -> None:
     fresh = (generated / name).read_text(encoding="utf-8")
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == fresh, "run: make docs"
-
-
-FROM_RUNS = {"learning.svg", "pairs.svg", "batches.svg", "draws.svg"}
-"""Figures of runs that docs/figures.py trains, which takes minutes; all others show a table."""
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.svg")), ids=lambda path: path.name)
-def test_plots_show_what_the_tables_beside_them_say(path: Path, generated: Path) -> None:
-    if path.name not in FROM_RUNS:
-        assert path.read_text(encoding="utf-8") == (generated / path.name).read_text(
-            encoding="utf-8"
-        ), "run: make docs"
-    shown = [
-        page
-        for page in (ROOT / "docs").glob("*.md")
-        if f"]({path.name})" in page.read_text(encoding="utf-8")
-    ]
-    assert shown, f"no page shows {path.name}"
 
 
 def test_no_file_needs_data_that_a_stranger_does_not_have() -> None:

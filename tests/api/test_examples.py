@@ -58,7 +58,12 @@ def test_the_first_notebook_trains_plots_and_asks(
     assert not errors, "progress is shown as HTML, and nothing warns"
     after = shown[training.source]
     assert "finished" in after
-    assert after.count("<svg") == 1
+    assert "recall" in after
+    charts = [output["data"] for output in outputs if PLOTLY in output.get("data", {})]
+    assert [chart[PLOTLY]["layout"]["title"]["text"] for chart in charts] == [
+        "Accuracy and recall",
+        "Temperature",
+    ]
     assert [
         markup
         for source, markup in shown.items()
@@ -71,6 +76,7 @@ def test_the_first_notebook_trains_plots_and_asks(
     ]
 
 
+PLOTLY = "application/vnd.plotly.v1+json"
 USER_CODE = """
 import lapclip
 from PIL import Image

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import signal
 import threading
@@ -343,18 +344,17 @@ def test_images_by_path_move_with_the_folder_around_their_run(
         lapclip.open_run("walls")
 
 
-def test_curves_are_drawn_as_one_picture(trained: Path, tmp_path: Path) -> None:
-    from xml.etree import ElementTree
-
+def test_a_notebook_is_given_a_chart_of_plotly_and_a_table(trained: Path, tmp_path: Path) -> None:
     run = lapclip.open_run(trained)
-    picture = ElementTree.fromstring(run.plot().save(tmp_path / "run.svg").read_text())
-    texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"Loss", "Accuracy and recall", "smoothed", "chance, R@1"} <= set(texts)
-    lines = [
-        element.get("points", "").split()
-        for element in picture.iter("{http://www.w3.org/2000/svg}polyline")
-    ]
-    assert max(map(len, lines)) == 12  # a point for each step
-    assert "Temperature" in run.plot("temperature").svg
+    shown = run.plot()._repr_mimebundle_()
+    figure = shown["application/vnd.plotly.v1+json"]
+    names = {trace["name"] for trace in figure["data"]}
+    assert {"training batches", "text to image R@1", "chance, R@1"} <= names
+    assert max(len(trace["x"]) for trace in figure["data"]) == 12  # a point for each step
+    assert '"--' not in json.dumps(figure)  # colors that only our pages know
+    assert "held-out batches" in shown["text/html"]
+    page = run.plot("temperature").save(tmp_path / "run.html").read_text()
+    assert "Plotly.react" in page
+    assert "logit scale" in page
     with pytest.raises(ValueError, match="recall"):
         run.plot("nothing")

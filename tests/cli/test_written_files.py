@@ -176,7 +176,7 @@ def written(case: Case) -> list[Path]:
 
 def test_a_plot_replaces_an_older_plot_alone(workplace: Path) -> None:
     plot = TrainingRun("runs/mine").plot()
-    saved = plot.save("plot.svg")
+    saved = plot.save("plot.html")
     assert plot.save(saved) == saved
     saved.write_text("mine", encoding="utf-8")
     with pytest.raises(ConfigError, match="left alone"):

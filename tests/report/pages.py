@@ -49,13 +49,14 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
         self._inside = "charts" if ("id", "charts") in attrs else tag
+        self._is_plot_title = tag == "h3" and "id" in dict(attrs)
 
     def handle_data(self, data: str) -> None:
         if self._inside == "charts":
             self.charts = json.loads(data, parse_constant=refuse)
         elif self._inside not in ("script", "style"):
             self.words.append(data)
-            if self._inside == "h3":
+            if self._inside == "h3" and self._is_plot_title:
                 self._titles.append(data)
 
     _titles: list[str]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from lapclip import text as words
 from lapclip.errors import ConfigError, RunError
 from lapclip.report import write_report
 from lapclip.report.document import Cell, Headline, Plot, Report, Section, Sentences, Table, to_html
+from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run
 
 from ..conftest import lapclip
@@ -63,10 +65,22 @@ def test_a_page_holds_everything_and_asks_no_network(run_with: Make) -> None:
         "Loss", "Accuracy and recall", "Temperature", "Gradient norms", "Speed", "Where the time of a step goes",
         "Memory",
     ]  # fmt: skip
-    assert page.count("figcaption") == page.count("figure") == 7
+    assert page.count("figcaption") == page.count("figure") == 8  # and its pictures
     # Each plot has its figures as a table beside it, and each choice its reason.
     assert page.text.count("As a table") == 7
     assert "train.linear" in page.text
+
+
+def test_pictures_of_a_run_are_shown_without_an_evaluation(run_with: Make, trained: Path) -> None:
+    folder = run_with()
+    shutil.copytree(trained / "pictures", folder / "pictures")
+    page = page_of()
+    images = [named for tag, named in page.elements if tag == "img"]
+    assert len(images) >= 6
+    assert all(str(image["src"]).startswith("data:image/png;base64,") for image in images)
+    probed = [event for event in read_events(folder / "events.jsonl") if event["type"] == "looked"]
+    for answer in probed[-1]["answers"]:
+        assert answer["caption"] in page.text
 
 
 def test_plots_hold_the_run_s_own_figures(run_with: Make) -> None:

@@ -111,7 +111,7 @@ def examined(events: list[dict[str, Any]]) -> list[str]:
         view = RunView("run", state, summary, tuple(found.findings))
         view.to_dict(lambda view: [])
         json.dumps(snapshot({"working": view.working}, view), allow_nan=False)
-        to_html(run_report(view, []))
+        to_html(run_report(view, [], Path()))
     forecast(summary)
     return [finding.id for finding in found.findings]
 

@@ -91,7 +91,7 @@ def displays(events: list[dict[str, Any]], state: str) -> dict[str, str]:
     return {
         "terminal": screen_of(view),
         "page": json.dumps(snapshot(row, view)["learning"]),
-        "report": to_html(run_report(view, [])),
+        "report": to_html(run_report(view, [], Path())),
     }
 
 

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lapclip.config import SECTIONS
 from lapclip.report import write_report
-from lapclip.report.document import Plot, escaped
+from lapclip.report.document import (
+    Block,
+    Plot,
+    Report,
+    Section,
+    Sentences,
+    escaped,
+    table_html,
+    to_html,
+)
+from lapclip.report.plots import plotly_figure
 from lapclip.report.run_plots import learning_sections
-from lapclip.report.svg_plots import to_svg
 from lapclip.runs.events import mapping, read_events
 from lapclip.runs.folder import Run
 from lapclip.runs.summary import Summary, summarise
 from lapclip.runs.view import RunView, view_of
 from lapclip.text import count, path_from_here, percent
-from lapclip.user_files import COMMENT, write_user_files
+from lapclip.user_files import write_user_files
 
 if TYPE_CHECKING:
     from lapclip.embedder import Encoder
 
 PLOTS = {"loss": "Loss", "recall": "Accuracy and recall", "temperature": "Temperature"}
 """What `TrainingRun.plot` draws, and the title that reports give it."""
+NO_STEP = "There is nothing to draw before the first step."
 
 
 class TrainingRun:
@@ -87,20 +96,18 @@ class TrainingRun:
 
         return load(self.path)
 
-    def plot(self, *names: str) -> RunPlot:
-        """Curves of the run, which a notebook shows: `loss`, `recall`, `temperature`; without names the first two.
-        `run.plot().save("run.svg")` writes them, and `run.report()` has more."""
-        if unknown := [name for name in names if name not in PLOTS]:
-            raise ValueError(f"There is no plot {unknown[0]!r}. Known: {', '.join(PLOTS)}.")
-        titles = [PLOTS[name] for name in names or ("loss", "recall")]
-        sections = learning_sections(self._view())
-        found = {
-            block.title: block
-            for section in sections
-            for block in section.blocks
-            if isinstance(block, Plot)
-        }
-        return RunPlot(self.name, [found[title] for title in titles if title in found])
+    def plot(self, name: str = "recall") -> RunPlot:
+        """Return a chart of the run, which a notebook shows: `loss`, `recall` or `temperature`.
+
+        `run.plot().save("run.html")` writes it as a page, and `run.report()` has more.
+        """
+        if name not in PLOTS:
+            raise ValueError(f"There is no plot {name!r}. Known: {', '.join(PLOTS)}.")
+        for section in learning_sections(self._view()):
+            for block in section.blocks:
+                if isinstance(block, Plot) and block.title == PLOTS[name]:
+                    return RunPlot(self.name, block)
+        return RunPlot(self.name, None)
 
     def report(self, out: str | os.PathLike[str] | None = None) -> list[Path]:
         """Write the whole report, as `lapclip report` does: a page and Markdown, into the run's folder or another."""
@@ -114,7 +121,7 @@ class TrainingRun:
             f'<tr><th style="text-align:left">{escaped(name)}</th><td style="text-align:left">{escaped(text)}</td></tr>'
             for name, text in {"run": path_from_here(self.path), **self._facts()}.items()
         )
-        return f"<table>{rows}</table>{self.plot()._repr_html_()}"
+        return f"<table>{rows}</table>"
 
     def _facts(self) -> dict[str, str]:
         view = self._view()
@@ -136,28 +143,33 @@ class TrainingRun:
 
 
 class RunPlot:
-    """Curves that a notebook shows below its cell, without any script and without a network."""
+    """A chart that a notebook draws below its cell, without a network. Without plotly it shows a table."""
 
-    def __init__(self, name: str, plots: Sequence[Plot]) -> None:
-        self.name, self._plots = name, plots
+    def __init__(self, name: str, plot: Plot | None) -> None:
+        self.name, self._plot = name, plot
 
     @property
-    def svg(self) -> str:
-        """The picture itself."""
-        return to_svg(self._plots)
+    def html(self) -> str:
+        """The chart as a page of its own."""
+        blocks: list[Block] = [self._plot] if self._plot else [Sentences([NO_STEP])]
+        return to_html(Report(f"Run {self.name}", "", sections=[Section("Curves", blocks)]))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the picture as an SVG file."""
-        return write_user_files({Path(path): COMMENT + self.svg}, hint="another path")[0]
+        """Write the page to a file."""
+        return write_user_files({Path(path): self.html}, hint="another path")[0]
 
     def __repr__(self) -> str:
-        titles = " and ".join(plot.title.lower() for plot in self._plots) or "nothing yet"
-        return (
-            f"<RunPlot of {self.name}: {titles}; a notebook shows it, save(PATH) writes it as SVG>"
-        )
+        title = self._plot.title.lower() if self._plot else "nothing yet"
+        return f"<RunPlot of {self.name}: {title}; a notebook shows it, save(PATH) writes a page>"
 
-    def _repr_html_(self) -> str:
-        return self.svg if self._plots else "<p>There is nothing to draw before the first step.</p>"
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        if self._plot is None:
+            return {"text/plain": repr(self), "text/html": f"<p>{NO_STEP}</p>"}
+        return {
+            "text/plain": repr(self),
+            "text/html": table_html(self._plot.table),
+            "application/vnd.plotly.v1+json": plotly_figure(self._plot),
+        }
 
 
 def _plain(event: dict[str, Any]) -> dict[str, Any]:

@@ -185,17 +185,16 @@ def _cached_source(store: Path) -> str:
 
 def _item(kind: str, path: Path, about: str, kept: str = "") -> Item:
     """Measure the files of an item. Links count as nothing."""
-    files = [path]
-    if path.is_dir():
-        for folder, _, names in os.walk(path):
-            files += [Path(folder, name) for name in names]
+    files = [] if path.is_dir() else [path]
+    for folder, _, names in os.walk(path):
+        files += [Path(folder, name) for name in names]
     total_bytes, last_used = 0, 0.0
     for file in files:
         with suppress(OSError):
             status = file.lstat()
-            last_used = max(last_used, status.st_mtime)
-            if file != path or not path.is_dir():
-                total_bytes += status.st_size
+            total_bytes += status.st_size
+            if file.name != "lock":  # looking at it changes it
+                last_used = max(last_used, status.st_mtime)
     unused_days = max(0.0, time.time() - last_used) / DAY_SECONDS
     return Item(kind, path, about, total_bytes, round(unused_days, 2), kept)
 

@@ -49,7 +49,7 @@ def write_report(name: str | None, out: Path | None) -> tuple[list[Path], list[s
         raise RunError(f"{run.path} is not a run: it has no events.jsonl.", hint="lapclip runs")
     sections = evaluation_sections(run.path)
     sections += comparison_sections(saved) if saved else []
-    report = run_report(view_of(run), sections)
+    report = run_report(view_of(run), sections, run.images)
     files = report_files(report, out or run.path, "report")
     return write_user_files(files, replace_any=out is None), warnings
 

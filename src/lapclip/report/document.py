@@ -58,8 +58,8 @@ class Plot:
 class ReportImage:
     """A small image, the text under it, and whether it is the right one, where that is the question."""
 
-    jpeg: Path | bytes
-    """The file, or its content; empty if there is none."""
+    content: Path | bytes
+    """A JPEG or PNG: the file, or its bytes. Empty if there is none."""
     text: str
     right: bool | None = None
 
@@ -226,7 +226,7 @@ def _image(image: ReportImage) -> str:
     tone = {True: "right", False: "wrong", None: "plain"}[image.right]
     label = {True: "right: ", False: "wrong: ", None: ""}[image.right]
     try:
-        content = image.jpeg
+        content = image.content
         if isinstance(content, Path):
             content = read_bytes(content, own=True)
     except OSError:
@@ -234,7 +234,8 @@ def _image(image: ReportImage) -> str:
     shown = '<span class="missing">no image</span>'
     if content:
         data = base64.b64encode(content).decode("ascii")
-        shown = f'<img src="data:image/jpeg;base64,{data}" alt="{escaped(image.text)}">'
+        kind = "png" if content.startswith(b"\x89PNG") else "jpeg"
+        shown = f'<img src="data:image/{kind};base64,{data}" alt="{escaped(image.text)}">'
     return f'<div class="image {tone}">{shown}<span>{label}{escaped(image.text)}</span></div>'
 
 

@@ -7,22 +7,36 @@ plotly.js reads simple markup in texts, so every text that comes from outside pa
 from __future__ import annotations
 
 import html
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from lapclip.report.document import Table
+from lapclip.report.document import Plot, Table
 from lapclip.runs.curves import Curve, samples, thinned
 from lapclip.text import UNKNOWN, number, percent, significant
 
 COLOURS = ("--blue", "--orange", "--green", "--purple", "--sky", "--yellow", "--red")
 """Okabe and Ito's palette, which people who see colours differently can tell apart (jfly.uni-koeln.de/color)."""
 DASHES = ("solid", "dash", "dot", "dashdot")
+NOTEBOOK_COLOURS = {
+    "--blue": "#2a8fc7", "--orange": "#e06c1b", "--green": "#1fa67d", "--purple": "#b86a9d",
+    "--faint": "#c3cad3", "--muted": "#8b949e", "--ink": "#8b949e", "--red": "#cf4a41",
+}  # fmt: skip  # readable on white and on black, because a notebook does not tell which it is
 
 
 def plain(text: Any) -> str:
     """Text that plotly.js shows as it is."""
     return html.escape(str(text))
+
+
+def plotly_figure(plot: Plot) -> dict[str, Any]:
+    """Return a chart as plotly's own JSON, which notebooks draw."""
+    layout = {**plot.layout, "title": {"text": plain(plot.title)}, "height": plot.height}
+    figure = json.dumps({"data": plot.traces, "layout": layout})
+    for name, colour in NOTEBOOK_COLOURS.items():
+        figure = figure.replace(f'"{name}"', f'"{colour}"')
+    return json.loads(figure)
 
 
 def line(

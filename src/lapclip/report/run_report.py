@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from lapclip.report.document import Block, Headline, Report, Section, Sentences, Table
+from lapclip.report.document import (
+    Block,
+    Gallery,
+    Headline,
+    Report,
+    ReportImage,
+    Section,
+    Sentences,
+    Table,
+)
 from lapclip.report.evaluation_report import among_1000_headline, short_question_blocks
 from lapclip.report.run_plots import learning_sections, machine_sections
-from lapclip.runs.events import mapping
+from lapclip.runs.events import mapping, mappings
 from lapclip.runs.messages import message, messages
 from lapclip.runs.summary import Summary
 from lapclip.runs.view import RunView
@@ -21,12 +31,15 @@ from lapclip.text import (
     number,
     parameters,
     percent,
+    significant,
     size,
 )
 
+MAX_CAPTIONS, MAX_MATCHES = 6, 4
 
-def run_report(view: RunView, more: list[Section]) -> Report:
-    """Everything a run's events tell, and `more` at the end."""
+
+def run_report(view: RunView, more: list[Section], folder: Path) -> Report:
+    """Everything a run's events tell, and `more` at the end. Its small images are in `folder`."""
     summary = view.summary
     when = f", started {moment(view.started)}" if view.started else ""
     progress = (
@@ -37,6 +50,7 @@ def run_report(view: RunView, more: list[Section]) -> Report:
     sections = [
         *_happened(view),
         *_metrics(summary),
+        *_pictures(summary, folder),
         *learning_sections(view),
         *machine_sections(view),
         *_choices(summary),
@@ -155,6 +169,32 @@ def _metrics(summary: Summary) -> list[Section]:
     recall = Table(["", "R@1", "R@5", "R@10", "R@1 95 % interval"], rows)
     asked = short_question_blocks(mapping(summary.ending.get("short_questions")))
     return [Section("Held-out metrics", [Sentences([about]), recall, *asked])]
+
+
+def _pictures(summary: Summary, folder: Path) -> list[Section]:
+    """Show some held-out images of the run and what the model answers to their captions."""
+    events = [event for event in summary.probes if mappings(event.get("answers"))]
+    if not events:
+        return []
+    rows = []
+    for answer in mappings(events[-1]["answers"])[:MAX_CAPTIONS]:
+        own = number(answer.get("right"))
+        images = []
+        if own is not None:
+            rank = f"its own image, ranked {count(answer.get('rank'))}"
+            images.append(ReportImage(folder / f"{own:.0f}.png", rank, right=True))
+        for match in mappings(answer.get("top"))[:MAX_MATCHES]:
+            at = number(match.get("picture"))
+            if at is not None and at != own:
+                score = significant(match.get("score"))
+                images.append(ReportImage(folder / f"{at:.0f}.png", score))
+        rows.append((str(answer.get("caption")), images))
+    explanation = (
+        f"Captions that the model was not trained on, as it answered after step "
+        f"{count(events[-1].get('step'))}: the caption's own image first, then the images that it "
+        "finds most similar, with their similarities."
+    )
+    return [Section("Some of its pictures", [Gallery("Held-out captions", explanation, rows)])]
 
 
 def _choices(summary: Summary) -> list[Section]:
