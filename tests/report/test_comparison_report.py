@@ -232,19 +232,15 @@ def test_cells_that_could_not_run_say_why(save: Callable[[Any], Path]) -> None:
     assert "not run: it needs 9 GB of memory" in Page(path).text
 
 
-def test_the_look_inside_a_step_is_shown_with_the_names_of_the_devices(
+def test_the_phases_of_a_step_are_shown_with_the_names_of_the_devices(
     save: Callable[[Any], Path],
 ) -> None:
     saved = comparison()
     saved["devices"] = {"gpu": "A <fast> card", "cpu": "A <chip>"}
-    saved["microscope"] = {
-        "gpu": {"in_words": ["threads           1: 24 ms, 2: 26 ms"]},
-        "cpu": {"in_words": [3]},
-        "x": 1,
-    }
+    saved["phases"] = {"gpu": {"load": 0.001, "forward": 0.0234}, "cpu": {"load": "x"}, "x": 1}
     save(saved)
     (path, markdown), _ = write_report(None, None)
     page = Page(path)
     assert "A <chip>, 8 cores and A <fast> card" in page.text
-    assert "Inside a step on gpu" in page.text
-    assert "1: 24 ms, 2: 26 ms" in markdown.read_text()
+    assert "Milliseconds of a step by phase" in page.text
+    assert "23.4" in markdown.read_text()

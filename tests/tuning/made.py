@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from lapclip.config import Config, DataConfig, TrainConfig, replace_in
 from lapclip.data.batches import Batch
 from lapclip.model.shapes import SHAPES
-from lapclip.tuning.measure import Workload
+from lapclip.tuning.rehearsal import Workload
 from lapclip.tuning.search import Search, Tuning
 
 CONFIG = Config(model=SHAPES["tiny"], data=DataConfig(), train=TrainConfig(batch_size=8, steps=100))
@@ -46,6 +47,6 @@ PLAIN = TrainConfig(
 )  # fmt: skip
 
 
-def small(batch: int = 4, layers: int = 2, **changes: object) -> Workload:
+def small(batch: int = 4, layers: int = 2, **changes: Any) -> Workload:
     shape = dataclasses.replace(SHAPES["tiny"], image_layers=layers, text_layers=layers)
-    return Workload(shape, PLAIN).changed(batch_size=batch, **changes)
+    return Workload(shape, dataclasses.replace(PLAIN, batch_size=batch, **changes))

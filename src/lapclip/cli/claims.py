@@ -48,12 +48,12 @@ def claims(
     if markdown is not None:
         check_replaceable([markdown], OTHER_FILE)  # before what takes minutes
     with loading():
-        from lapclip import claims as published
+        from lapclip.tuning.claims import measure_claims, to_markdown
 
     with display() as shown:
-        rows = published.measure_claims(only, progress=shown.stage)
+        rows = measure_claims(only, progress=shown.stage)
     if markdown is not None:
-        write_user_files({markdown: f"{COMMENT}\n{published.markdown(rows)}"}, hint=OTHER_FILE)
+        write_user_files({markdown: f"{COMMENT}\n{to_markdown(rows)}"}, hint=OTHER_FILE)
     emit({"claims": rows}, [table(rows), *summary(rows)], common)
     return 0
 

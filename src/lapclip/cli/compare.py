@@ -26,7 +26,7 @@ def compare(
     """Compare the CPU with every accelerator here, over sizes of model and batch, by whole training steps.
 
     With one device only, its precisions and thread counts are compared. Ends with the crossover, what larger models
-    would take, a recommendation for each size, and what the parts of a step cost.
+    would take, a recommendation for each size, and the phases of a step.
 
     For example:
 
@@ -36,7 +36,7 @@ def compare(
     Parameters
     ----------
     quick
-        End within 90 seconds: fewer cells, and not what the parts of a step cost. Example: lapclip compare --quick
+        End within 90 seconds: fewer cells, and not the phases of a step. Example: lapclip compare --quick
     seconds
         Time for the cells; 600 by default. Example: lapclip compare --seconds 120
     machines
@@ -130,9 +130,20 @@ def summary(found: dict[str, Any]) -> list[str]:
     lines += [
         f"  {one['parameters'] / 1e6:>6.3g} M  {one['text']}" for one in found["recommendations"]
     ]
-    for kind, inside in found.get("microscope", {}).items():
-        lines += ["", f"[bold]inside a step, {kind}[/bold]", *map(escape, inside["in_words"])]
+    lines += phases_table(found.get("phases", {}))
     return [*lines, f"Next: {typed('report')}"]
+
+
+def phases_table(phases_of: dict[str, dict[str, float]]) -> list[str]:
+    """Return a line for each device: how long a step of a small model takes, and its phases."""
+    if not phases_of:
+        return []
+    lines = ["", "a step of mini at batch 32, by phases"]
+    for device, seconds in phases_of.items():
+        total = sum(seconds.values())
+        shares = ", ".join(f"{phase} {spent / total:.0%}" for phase, spent in seconds.items())
+        lines.append(f"{device:<{NAME}}{total * 1e3:,.1f} ms: {shares}")
+    return lines
 
 
 def cell_table(cells: list[dict[str, Any]]) -> list[str]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from lapclip import compare as comparison
-from lapclip import microscope
 from lapclip.commands.resume import check_place, follow, writer_invited
 from lapclip.commands.run_setup import COMPARE_TOGETHER
 from lapclip.compare.together import compare_together
 from lapclip.config import AUTO
 from lapclip.errors import ConfigError
-from lapclip.machine.choose_device import available, choose_device, default_threads, prepare_device
-from lapclip.machine.device import Device
+from lapclip.machine.choose_device import available, choose_device
 from lapclip.machine.ranks import join
 from lapclip.paths import CacheFile
 from lapclip.progress import Status
+from lapclip.tuning.rehearsal import measure_phases
 
 
 def compare(*, quick: bool, seconds: float | None, progress: Status) -> dict[str, Any]:
@@ -29,7 +28,10 @@ def compare(*, quick: bool, seconds: float | None, progress: Status) -> dict[str
     saved = CacheFile("compare.json")
     saved.replace(found)  # before the rest: what took minutes is not to be lost
     if not quick:
-        found["microscope"] = {device.kind: _examine(device, progress) for device in available()}
+        found["phases"] = {}
+        for device in available():
+            progress(f"phases of a step on {device.kind}")
+            found["phases"][device.kind] = measure_phases(device)
         saved.replace(found)
     return found
 
@@ -44,14 +46,3 @@ def compare_machines(progress: Status) -> dict[str, Any] | None:
         ranks.connect(choose_device(AUTO)[0].collectives)
         ranks.from_writer({"task": COMPARE_TOGETHER, "run": ""}, "set-up")
         return compare_together(ranks, progress)
-
-
-def _examine(device: Device, progress: Status) -> dict[str, Any]:
-    prepare_device(device, default_threads())
-
-    def report(done: int, total: int, what: str, /) -> None:
-        if what:
-            progress(f"inside a step on {device.kind}: {what}, {done + 1} of {total}")
-
-    found = microscope.examine(device, report)
-    return {**found, "in_words": microscope.lines(found)}

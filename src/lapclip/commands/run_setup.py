@@ -85,8 +85,8 @@ from lapclip.training.teacher import (
 )
 from lapclip.training.trackers import check_tracker
 from lapclip.tuning.choose_kernels import check_kernels
-from lapclip.tuning.memory_probe import pairs_at_once
 from lapclip.tuning.resolve import is_partly_frozen, resolve_auto
+from lapclip.tuning.step_memory import choose_micro_batch
 
 HIGHEST_RATE, HIGHEST_TOWER_RATE, HIGHEST_LORA_RATE = 1e-4, 3e-4, 2e-3
 """Learning rates of pretrained weights beyond which they are known to break: 1e-5 is right for a whole CLIP and 1e-4
@@ -763,7 +763,7 @@ def lora_notes(config: Config, model: CLIP) -> list[str]:
 
 def fit_micro_batch(setup: RunSetup) -> RunSetup:
     """As many pairs at once as fit, seen by taking a few through the model, where arithmetic does not know it."""
-    pairs, why = pairs_at_once(setup.step, setup.plan.batch(1), setup.device)
+    pairs, why = choose_micro_batch(setup.step, setup.plan.batch(1), setup.device)
     setup = replace(setup, reasons=setup.reasons | {"train.micro_batch": why})
     if pairs == setup.config.train.micro_batch:
         return setup

@@ -28,9 +28,6 @@ from lapclip.text import (
     times,
 )
 
-LABEL = 18
-"""Characters of a line of the microscope that name what it is about."""
-
 
 @dataclass(frozen=True)
 class TimedCell:
@@ -120,7 +117,7 @@ def comparison_report(saved: dict[str, Any]) -> Report:
     subtitle = " and ".join([chip, *map(str, others)])
     sections = [
         *comparison_sections(saved),
-        *microscope_sections(saved),
+        *phases_section(saved),
         Section("Machine and versions", [*about]),
     ]
     return Report("What is fastest on this machine", subtitle, [], sections)
@@ -151,17 +148,21 @@ def comparison_sections(saved: dict[str, Any]) -> list[Section]:
     return [Section("What is fastest here", blocks)] if blocks else []
 
 
-def microscope_sections(saved: dict[str, Any]) -> list[Section]:
-    """What each operation of a step costs on each device, as the microscope describes it."""
-    found = []
-    for kind, measured in mapping(saved.get("microscope")).items():
-        lines = mapping(measured).get("in_words")
-        rows: list[list[str | Cell]] = [
-            [line[:LABEL].strip(), line[LABEL:]] for line in lines or [] if isinstance(line, str)
-        ]
-        if rows:
-            found.append(Section(f"Inside a step on {kind}", [Table(["", ""], rows)]))
-    return found
+def phases_section(saved: dict[str, Any]) -> list[Section]:
+    """Return a table of the milliseconds of each phase of a step, by device."""
+    rows: list[list[str | Cell]] = []
+    phases: list[str] = []
+    for device, measured in mapping(saved.get("phases")).items():
+        milliseconds = {}
+        for phase, seconds in mapping(measured).items():
+            if (value := number(seconds)) is not None:
+                milliseconds[phase] = f"{value * 1e3:,.1f}"
+        if milliseconds:
+            phases = phases or list(milliseconds)
+            rows.append([str(device), *(milliseconds.get(phase, "") for phase in phases)])
+    if not rows:
+        return []
+    return [Section("Milliseconds of a step by phase", [Table(["device", *phases], rows)])]
 
 
 def _map(cells: list[TimedCell]) -> list[Block]:

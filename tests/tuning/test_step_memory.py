@@ -14,9 +14,9 @@ from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.runs.events import read_events
 from lapclip.training.step import TrainStep
-from lapclip.tuning import memory_probe
-from lapclip.tuning.measure import Rehearsal, Workload
-from lapclip.tuning.memory_probe import Ledger, Needs, halvings
+from lapclip.tuning import step_memory
+from lapclip.tuning.rehearsal import Rehearsal, Workload
+from lapclip.tuning.step_memory import Ledger, Needs, halvings
 
 from ..conftest import SMALL
 from ..networks import tiny_text
@@ -26,7 +26,7 @@ CPU = Cpu()
 
 
 def test_the_memory_of_a_step_adds_up_to_the_measured_peak() -> None:
-    memory = memory_probe.step_memory(small(), CPU)
+    memory = step_memory.measure_step_memory(small(), CPU)
     assert sum(memory.parts.values()) == memory.peak
     count = count_parameters(CLIP(small().shape))
     assert memory.parameters == pytest.approx(4 * count, rel=0.01)
@@ -35,44 +35,44 @@ def test_the_memory_of_a_step_adds_up_to_the_measured_peak() -> None:
     assert memory.process > 0
 
 
-def followed(workload: Workload) -> memory_probe.Ledger:
+def followed(workload: Workload) -> step_memory.Ledger:
     rehearsal = Rehearsal(workload, CPU)
-    rehearsal()
-    ledger = memory_probe.Ledger()
-    with ledger.following(rehearsal.step):  # pyright: ignore[reportArgumentType]
-        rehearsal()
+    rehearsal.step_once()
+    ledger = step_memory.Ledger()
+    with ledger.follow(rehearsal.step):  # pyright: ignore[reportArgumentType]
+        rehearsal.step_once()
     return ledger
 
 
 def test_activations_grow_with_the_batch_and_parameters_do_not() -> None:
     few, many = followed(small(4)), followed(small(16))
-    assert many.fullest["activations"] > 3 * few.fullest["activations"]
-    assert many.fullest["parameters"] == few.fullest["parameters"]
+    assert many.at_peak["activations"] > 3 * few.at_peak["activations"]
+    assert many.at_peak["parameters"] == few.at_peak["parameters"]
 
 
 def test_a_deeper_model_holds_and_moves_more() -> None:
     shallow, deep = followed(small(layers=2)), followed(small(layers=4))
     for kind in ("parameters", "optimizer", "activations"):
-        assert deep.fullest[kind] > 1.5 * shallow.fullest[kind], kind
+        assert deep.at_peak[kind] > 1.5 * shallow.at_peak[kind], kind
     assert deep.traffic > 1.5 * shallow.traffic
 
 
 def test_the_ledger_knows_gradients_and_forgets_what_is_freed() -> None:
-    rehearsal, ledger = Rehearsal(small(), CPU), memory_probe.Ledger()
-    with ledger.following(rehearsal.step):  # pyright: ignore[reportArgumentType]
-        rehearsal()
+    rehearsal, ledger = Rehearsal(small(), CPU), step_memory.Ledger()
+    with ledger.follow(rehearsal.step):  # pyright: ignore[reportArgumentType]
+        rehearsal.step_once()
     count = count_parameters(rehearsal.step.model)
     assert ledger.held["gradients"] == pytest.approx(
         4 * count, rel=0.01
     )  # all have arrived when the step is over
-    assert ledger.fullest["activations"] > ledger.held["activations"]
+    assert ledger.at_peak["activations"] > ledger.held["activations"]
     del rehearsal
     assert ledger.held["gradients"] == 0
 
 
 def test_recomputing_blocks_keeps_fewer_activations() -> None:
     plain, again = followed(small(16, layers=4)), followed(small(16, layers=4, recompute=True))
-    assert again.fullest["activations"] < plain.fullest["activations"]
+    assert again.at_peak["activations"] < plain.at_peak["activations"]
 
 
 KINDS = {
@@ -105,12 +105,12 @@ def test_a_few_pairs_tell_what_many_take(
     step, batch = setup.step, setup.plan.batch(1)
     assert isinstance(step, TrainStep)
     before = {name: tensor.clone() for name, tensor in step.model.state_dict().items()}
-    needs = memory_probe.measure_needs(step, batch)
+    needs = step_memory.measure_needs(step, batch)
     ledger = Ledger()
-    with ledger.following(step):
+    with ledger.follow(step):
         step.rehearse(batch, 64)
     # What does not grow with the pairs, such as gradients of weights, shows in a model as small as this.
-    assert needs.pair * 64 == pytest.approx(ledger.most_passing, rel=0.3)
+    assert needs.pair * 64 == pytest.approx(ledger.peak_passing, rel=0.3)
     assert needs.trainable == 4 * sum(
         each.numel() for each in step.model.parameters() if each.requires_grad
     )
@@ -124,19 +124,19 @@ def test_parts_of_the_batch_are_taken_where_memory_is_short(
     asked = settings("foreign", text_folder)
     train("first-run", asked, name="whole")
     seen: list[Needs] = []
-    watch = memory_probe.measure_needs
+    watch = step_memory.measure_needs
 
     def watching(step: TrainStep, batch) -> Needs:
         seen.append(watch(step, batch))
         monkeypatch.setattr(
             Cpu,
             "free_bytes",
-            lambda self: round((seen[0].of(16) + 1) / memory_probe.SHARE_OF_MEMORY),
+            lambda self: round((seen[0].bytes_for(16) + 1) / step_memory.SHARE_OF_MEMORY),
         )
         return seen[0]
 
     with monkeypatch.context() as patch:
-        patch.setattr(memory_probe, "measure_needs", watching)
+        patch.setattr(step_memory, "measure_needs", watching)
         train("first-run", asked, name="parts")
     whole, parts = (
         list(read_events(Path("runs") / name / "events.jsonl")) for name in ("whole", "parts")
@@ -156,10 +156,10 @@ def test_parts_of_the_batch_are_taken_where_memory_is_short(
 def test_what_does_not_fit_is_refused_in_figures(
     micro_batch: int, hint: str, here: Path, text_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_probe, "measure_needs", lambda step, batch: Needs(10**6, 10**6))
-    fits = Needs(10**6, 10**6).of(8 if micro_batch else 0)
+    monkeypatch.setattr(step_memory, "measure_needs", lambda step, batch: Needs(10**6, 10**6))
+    fits = Needs(10**6, 10**6).bytes_for(8 if micro_batch else 0)
     monkeypatch.setattr(
-        Cpu, "free_bytes", lambda self: round((fits + 1) / memory_probe.SHARE_OF_MEMORY)
+        Cpu, "free_bytes", lambda self: round((fits + 1) / step_memory.SHARE_OF_MEMORY)
     )
     asked = [*settings("foreign", text_folder), f"train.micro_batch={micro_batch}"]
     with pytest.raises(
