@@ -123,20 +123,6 @@ def probe(wanted: argparse.Namespace) -> dict[str, Any]:
 
 
 @row
-def probe_error(wanted: argparse.Namespace) -> dict[str, Any]:
-    """What the probe predicts against trained heads, for every pair of installed towers."""
-    found = json_of("probe_towers.py", "towers", wanted.data)
-    right = not found["wrong"] and found["error"] <= 0.02
-    pairs = f"{len(found['pairs'])} pairs, {found['apart']} sure differences, {found['wrong']} in the wrong order"
-    tell(
-        f"probe against trained heads: {pairs}, largest error {100 * found['error']:.1f} points",
-        right,
-        "0 and 2 points",
-    )
-    return found
-
-
-@row
 def hubness(wanted: argparse.Namespace) -> dict[str, Any]:
     """Text to image without and with the hubness correction. Each half of the images is scored with the share that the
     other half chose."""

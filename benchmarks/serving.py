@@ -6,7 +6,7 @@
     .venv/bin/python benchmarks/serving.py --rows start --heads runs/heads/exported/onnx-int8
     .venv/bin/python benchmarks/serving.py --rows soak --minutes 60
 
-Rows: correctness, throughput, latency, peers, overload, poison, swap, start, soak, frameworks. Loopback only.
+Rows: correctness, throughput, latency, peers, overload, poison, swap, start, soak. Loopback only.
 The server, or the direct loop, has core 0 and one engine thread; the load comes from core 1 over raw kept-alive
 connections, with bodies prepared beforehand and each photo made unique by a comment in its JPEG; caches are off. The
 direct loop decodes the same bytes in the batches that the server was seen to make. Two sides are measured in turns, and
@@ -832,32 +832,6 @@ def soak(bench: Bench) -> Iterator[Result]:
     )
 
 
-def frameworks(bench: Bench) -> Iterator[Result]:
-    """What FastAPI's validation costs a request, against plain Starlette."""
-    script, names = (
-        Path(__file__).with_name("serving_frameworks.py"),
-        ("starlette", "fastapi", "fastapi-response"),
-    )
-    for kind, make in (("image", bench.requests.image), ("text", bench.requests.text)):
-        micros: dict[str, list[float]] = {name: [] for name in names}
-        for _ in range(bench.options.rounds):
-            for name in names:
-                port = free_port()
-                with running(
-                    [sys.executable, script, name, "--port", str(port)], port, bench.temporary
-                ) as server:
-                    bench.load(server, make, count=200)
-                    micros[name].append(1e6 / clean(bench.load(server, make, count=3000)).rate)
-        medians = {name: statistics.median(times) for name, times in micros.items()}
-        for name in names[1:]:
-            own, plain = medians[name], medians[names[0]]
-            found = (
-                f"{own - plain:+.0f} µs: {own:.0f} against {plain:.0f} µs "
-                f"(spreads {spread(micros[name]):.0%} and {spread(micros[names[0]]):.0%})"
-            )
-            yield Result("frameworks", f"one {kind}, {name}", found, facts=micros)
-
-
 ROWS: dict[str, Callable[[Bench], Iterator[Result]]] = {
     row.__name__: row
     for row in (
@@ -870,7 +844,6 @@ ROWS: dict[str, Callable[[Bench], Iterator[Result]]] = {
         swap,
         start,
         soak,
-        frameworks,
     )
 }
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at odd moments. `benchmarks/interrupted_starts.py` tries real commands."""
+"""Ctrl-C and SIGTERM at odd moments."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ import numpy as np
 from lapclip.errors import SearchError
 
 SHARE = 0.5
-"""How much of what is not wanted is taken away; chosen by benchmarks/search_minus.py."""
+"""How much of what is not wanted is taken away; chosen on Flickr8k (docs/search.md)."""
 AGES = {"d": 1, "w": 7, "m": 30, "y": 365}
 """Days."""
 BOUND = 1.1e-3
