@@ -109,7 +109,7 @@ def compare_before(
     data_progress: DataProgress | None,
     progress: Progress | None,
 ) -> Comparison:
-    """Score the model `request.before` on the same data, both models on the checks, and blend them if requested."""
+    """Score the model before on the same data, and both models on the checks. Blend if requested."""
     which = which_model(request.before)
     before = load(which.path, request.device)
     checks = [open_check(model, source, embedder.view, data_progress) for source in request.check]
@@ -163,7 +163,7 @@ def blend_models(
     data_progress: DataProgress | None,
     progress: Progress | None,
 ) -> tuple[BlendChoice, list[float]]:
-    """Save the blend that is best on the val split. Return the choice and its score on each data set."""
+    """Save the blend that is best on the val split. Return it with its score on each data set."""
     if model.run is None:
         raise RunError(f"{model.path} is not a run.", hint="--blend needs a run to write to")
     model.run.check_links()

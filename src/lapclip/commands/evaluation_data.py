@@ -27,16 +27,16 @@ from lapclip.which_model import NotAModel, WhichModel, which_model
 
 ALL = "all"
 DECIDE_SPLITS = ("seed", "split_rule", "split_column", "train_pairs", "held_out")
-"""Settings of data that decide which images are for training: of the run's own data they stay as they were."""
+"""Settings that decide which images are for training. For the run's own data they are fixed."""
 CHANGED_FILES = (
-    "The images are not those that the run began with (added, or saved again), so some of these may be among those it "
-    "learnt from: this is no test of it."
+    "The images are not those that the run began with (added, or saved again), so it may have "
+    "learned from some of these: this is no test of it."
 )
 
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What the user asked to evaluate; everything may be left out."""
+    """Options of `lapclip eval`."""
 
     model: str | None = None
     data: str | None = None
@@ -55,7 +55,7 @@ class EvaluationRequest:
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """The images to score: their split, why this one, and what the user should know of them."""
+    """Images to score."""
 
     split: str
     why: str
@@ -63,12 +63,12 @@ class EvaluationData:
     classes: Sequence[str]
     notes: list[str]
     for_training: int | None
-    """How many of them are in the run's training split; None for data that is not the run's own."""
+    """Number of them in the run's training split. None for other data."""
     linear_baseline: float | None = None
     changed: bool = False
-    """Whether the run's own data is no longer what it learnt from, so that any of these may be among that."""
+    """Whether the run's own data has changed, so that it may have learned from any of these."""
     training_captions: Sequence[Sequence[str]] = ()
-    """Of the run's own data."""
+    """Captions of the run's own training split."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,10 @@ class ChosenData:
         return replace(self, opened=opened)
 
     def encode(self, embedder: Encoder, progress: Progress | None = None) -> Vectors:
-        """Embed the images and the captions or classes. Images are read again for a model that sees them in
-        another way."""
+        """Embed the images and the captions or classes.
+
+        Images are read again for a model that sees them in another way.
+        """
         opened = self.opened
         if embedder.view != self.view:
             opened = open_data(
@@ -131,7 +133,7 @@ def encode(
     templates: Sequence[str],
     progress: Progress | None = None,
 ) -> Vectors:
-    """Embed images and captions, or images and classes. Raise RunError for vectors that are not finite."""
+    """Embed images and captions, or images and classes. Raise RunError for non-finite vectors."""
     image_of_text = None
     if pairs.labels is not None and classes:
         images = embedder.encode_pixels(pairs.pixels, progress)
@@ -149,7 +151,7 @@ def encode(
 
 
 def find_model(request: EvaluationRequest) -> WhichModel:
-    """The model that is meant. One word alone that names no model is taken for the data."""
+    """Return the requested model. If a single argument names no model, suggest it as the data."""
     try:
         return which_model(request.model)
     except NotAModel as error:
@@ -162,7 +164,7 @@ def find_model(request: EvaluationRequest) -> WhichModel:
 
 
 def choose_data(model: WhichModel, request: EvaluationRequest) -> tuple[DataConfig, bool]:
-    """The data to score on, and whether it is what the run learnt from."""
+    """Return the data to score on, and whether it is what the run learned from."""
     trained = model.config.data if model.config else None
     asked = parse_settings(list(request.settings))
     if request.data is None and trained is None:
@@ -184,11 +186,12 @@ def choose_data(model: WhichModel, request: EvaluationRequest) -> tuple[DataConf
 
 
 def count_trained_on(model: WhichModel, opened: EvaluationData) -> int | None:
-    """How many of the images the model learnt from, known by their bytes; None where that is not known."""
+    """Return how many of the images the model learned from, by their bytes. None if not known."""
     run = model.made_by
     seen = count_seen(opened.pairs.identities, run.seen) if run else None
     if seen is None and model.config and opened.for_training is None:
-        # Drawn scenes are no files: a run that drew what it learnt from has seen none, and no other run has seen these.
+        # Drawn scenes are no files. A run that learned from scenes has seen no files, and no
+        # other run has seen these scenes.
         drawn = find_source(model.config.data.source).is_drawn, opened.pairs.identities is None
         return 0 if any(drawn) else None
     if opened.changed:
@@ -204,9 +207,12 @@ def open_data(
     progress: DataProgress | None,
     seen: Path | None = None,
 ) -> EvaluationData:
-    """The images to score. A fingerprint is that of the data the run began with, empty where it is not known, and None
-    for data that the run did not learn from: of that only splits that it names itself count. `seen` is where the run
-    keeps what it learnt from."""
+    """Load the images to score.
+
+    `fingerprint` is that of the data that the run began with: "" if not known, None for data that
+    it did not learn from. Such data has only the splits that it names itself. `seen` is the file
+    that lists the images that the run learned from.
+    """
     listing, own = list_data(config, view, progress), fingerprint is not None
     classes, splits = listing.table.classes, listing.splits if own else listing.named_splits(ALL)
     split, why = choose_split(
@@ -241,7 +247,7 @@ def open_data(
 def choose_split(
     splits: Sequence[str], asked: str | None, *, learnt_from: bool, classes: bool = False
 ) -> tuple[str, str]:
-    """The split to score among those there are, and why this one."""
+    """Return the split to score, and the reason."""
     if asked is not None:
         if asked not in (ALL, *splits):
             raise DataError(
@@ -260,7 +266,7 @@ def choose_split(
 
 
 def choose_templates(request: EvaluationRequest, config: DataConfig, *, own: bool) -> list[str]:
-    """Those asked for; for the run's own classes those it was trained with; else the small set that lapclip has."""
+    """Return the requested templates, else those the run was trained with, else the default."""
     if request.templates:
         return read_templates(request.templates)
     # Of other data, prompts that are not the usual ones come from --set.
@@ -291,7 +297,7 @@ def _same(one: str, other: str) -> bool:
 
 
 def _check_settings(asked: Layer, *, own: bool) -> None:
-    """Refuse settings by which images that the run learnt from would be scored as if they were held out."""
+    """Refuse settings by which training images would be scored as if they were held out."""
     given = asked.values.get("data", {})
     if "source" in given:
         raise ConfigError(
@@ -300,7 +306,7 @@ def _check_settings(asked: Layer, *, own: bool) -> None:
     fixed = [name for name in DECIDE_SPLITS if own and name in given]
     if fixed:
         raise ConfigError(
-            f"data.{fixed[0]} decides which images the run learnt from, so it stays as it was.",
+            f"data.{fixed[0]} decides which images the run learned from, so it stays as it was.",
             hint=f"leave out --set data.{fixed[0]}; --split NAME chooses among the splits",
         )
 

@@ -1,4 +1,4 @@
-"""What `lapclip embed` has done of a file of vectors, saved so that a killed process loses about a second."""
+"""Vectors that `lapclip embed` has computed so far. A killed process loses about a second of work."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class UnfinishedVectors:
             os.fsync(file.fileno())
 
     def _read(self) -> None:
-        """What is there, up to the first line that is not whole or whose vectors are missing; the rest is cut off."""
+        """Read the journal up to the first line that is damaged or lacks its vectors. Cut off the rest."""
         self._forget()
         with (
             suppress(FileNotFoundError, ValueError, KeyError, TypeError),

@@ -1,12 +1,14 @@
 """Files of vectors: Parquet, or `.npy` with names beside it.
 
-NAME.parquet       a row for each image: path, captions, split, vector, and caption_vectors if captions are embedded
+NAME.parquet       a row for each image: path, captions, split, vector and caption_vectors
 NAME.npy           vectors of images
-NAME-captions.npy  vectors of captions, one image's after the other's, if captions are embedded
-NAME.json          fingerprint of the model, lapclip (what else is known), and rows: path, captions and split of each image
+NAME-captions.npy  vectors of captions, one image's after the other's
+NAME.json          fingerprint of the model, lapclip (what else is known), and rows: path, captions
+                   and split of each image
 
-Files are written whole or not at all. By what they say of themselves, files of ours are told from those of others,
-which are never replaced. A teacher's vectors are read from the same files, also from such that were made by hand.
+Vectors of captions are there if the data has captions. Files are written whole or not at all. What
+a file says of itself tells ours from those of others, which are never replaced. A teacher's vectors
+are read from the same files, also from those made by hand.
 """
 
 from __future__ import annotations
@@ -80,8 +82,9 @@ class VectorFile(ABC):
         return f"--out with another name, such as {self.path.with_stem(stem)}"
 
     def check_free(self, *, is_unfinished: bool) -> dict[str, Any] | None:
-        """Return what is known of the file that is there, or None without one. Raise ConfigError for a file of others.
+        """Return what is known of the file that is there, or None without one.
 
+        Raise ConfigError for a file that lapclip did not write.
         After a kill between the files of one writing, while `is_unfinished`, they count as none.
         """
         if not self.paths:

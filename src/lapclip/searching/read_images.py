@@ -74,13 +74,8 @@ def read_image(path: Path, stamp: Stamp, view: View, has_vector: Callable[[str],
             data = file.read()
     except FileNotFoundError:
         return Read(stamp, missing=True)
-    except MemoryError:
-        return Read(stamp, passing=NO_MEMORY)
-    except (OSError, ValueError) as error:
-        return Read(
-            stamp,
-            passing=f"it cannot be read ({getattr(error, 'strerror', None) or first_line(error)})",
-        )
+    except (OSError, ValueError, MemoryError) as error:
+        return Read(stamp, passing=fault_text(error))
     digest = digest_of(data)
     return Read(stamp, digest) if has_vector(digest) else read_data(data, view, stamp, digest)
 
@@ -89,15 +84,16 @@ def read_stored(image: StoredImage, view: View) -> Read:
     """An image of a data set, wherever it lies."""
     try:
         return read_data(image.read(), view)
-    except FileNotFoundError:
-        return Read(NO_STAMP, passing="there is no such file")
-    except MemoryError:
-        return Read(NO_STAMP, passing=NO_MEMORY)
-    except (OSError, ValueError) as error:
-        return Read(
-            NO_STAMP,
-            passing=f"it cannot be read ({getattr(error, 'strerror', None) or first_line(error)})",
-        )
+    except (OSError, ValueError, MemoryError) as error:
+        return Read(NO_STAMP, passing=fault_text(error))
+
+
+def fault_text(error: Exception) -> str:
+    """Return why a file could not be read this time."""
+    if isinstance(error, MemoryError):
+        return NO_MEMORY
+    reason = getattr(error, "strerror", None) or first_line(error)
+    return f"it cannot be read ({reason})"
 
 
 def read_data(data: bytes, view: View, stamp: Stamp = NO_STAMP, digest: str = "") -> Read:
