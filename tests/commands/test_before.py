@@ -218,7 +218,7 @@ def test_the_command_prints_a_paragraph_and_python_returns_the_same(mine: Path) 
     text = " ".join(shown.stdout.split())
     assert "before, text to image" in text
     assert f"Since {Path(START)}: On photos, mean recall" in text
-    found = package.evaluate("mine", before=START, check="scenes", device="cpu", progress=False)
+    found = package.evaluate("mine", before=START, check=["scenes"], device="cpu", progress=False)
     assert found["before"]["summary"] in text
     saved = (mine / "evaluation/test/evaluation.json").read_text(encoding="utf-8")
     assert json.loads(saved)["before"] == json.loads(json.dumps(found["before"]))

@@ -253,7 +253,7 @@ def evaluate(
     out: str | os.PathLike[str] | None = None,
     settings: Settings | None = None,
     before: Model | None = None,
-    check: str | Sequence[str] = (),
+    check: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     blend: bool = False,
     progress: bool = True,
     yes: bool = False,
@@ -299,12 +299,21 @@ def evaluate(
         _have(named if data is not None else None, shown, yes=yes)
         earlier = model_name(before)
         _have(earlier, shown, yes=yes)
-        checks = (check,) if isinstance(check, str) else tuple(check)
+        checks = [check] if isinstance(check, str | os.PathLike) else list(check)
         asked = asked_settings(data, settings, shown.data_progress if shown else None)
         source = asked.get("data.source")
         others = as_texts({name: value for name, value in asked.items() if name != "data.source"})
         request = EvaluationRequest(
-            named, source, split, sentences, device, where, others, earlier, checks, blend
+            named,
+            source,
+            split,
+            sentences,
+            device,
+            where,
+            others,
+            earlier,
+            [*map(os.fspath, checks)],
+            blend,
         )
         counting = shown.counting("embedding images and captions") if shown else None
         with held(asked):
