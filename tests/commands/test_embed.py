@@ -369,7 +369,7 @@ def test_mistakes_are_told_before_any_work(
     assert "--out out.npy" in said("--out", "photos/out.npy")
     assert "--device auto" in said("--out", "out.npy", "--device", "cuda:7")
     monkeypatch.setattr(vector_files, "find_spec", lambda name: None)
-    assert '[parquet]"' in said("--out", "out.parquet")
+    assert "[parquet]" in said("--out", "out.parquet")
 
 
 def test_two_at_once_do_not_mix(trained: Path, here: Path) -> None:
