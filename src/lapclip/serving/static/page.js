@@ -2,32 +2,7 @@
 import { byId, make, say, show } from "./elements.js";
 import { ago, count, known, percent, significant, size } from "./text.js";
 
-const REMEMBERED = 300;
-const history = { requests: [], latency: [], queue: [] };
 const milliseconds = (seconds) => (known(seconds) ? `${significant(seconds * 1000)} ms` : "–");
-
-function remember(name, value) {
-  history[name].push(known(value) ? value : 0);
-  if (history[name].length > REMEMBERED) history[name].shift();
-}
-
-const NAMESPACE = "http://www.w3.org/2000/svg";
-
-// A line over the last five minutes, newest at the right. Its scale is that of its highest point.
-function draw(id, values) {
-  const svg = byId(id);
-  const highest = Math.max(...values, 1e-9);
-  const points = values.map((value, at) => `${REMEMBERED - values.length + at},${46 - (value / highest) * 44}`);
-  const path = (d, name) => {
-    const element = document.createElementNS(NAMESPACE, "path");
-    element.setAttribute("d", d);
-    if (name) element.setAttribute("class", name);
-    return element;
-  };
-  svg.setAttribute("viewBox", `0 0 ${REMEMBERED - 1} 48`);
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.replaceChildren(path(`M0,47H${REMEMBERED}`, "ground"), path(`M${points.join("L")}`));
-}
 
 function fact(name, value) {
   return make("div", {}, make("dt", {}, name), make("dd", {}, value));
@@ -52,10 +27,6 @@ function present(state) {
   say("latency-rest", `95 % within ${milliseconds(state.latency["95"])}, 99 % within ${milliseconds(state.latency["99"])}`);
   say("queue", count(state.queue.items));
   say("queue-rest", state.queue.items ? `images and texts, about ${significant(state.queue.seconds)} s of work` : "nobody waits");
-  remember("requests", state.requests_per_second);
-  remember("latency", state.latency["50"]);
-  remember("queue", state.queue.items);
-  for (const name of Object.keys(history)) draw(`${name}-line`, history[name]);
   const asked = state.cache.hits + state.cache.misses;
   byId("now").replaceChildren(
     fact("images a batch", significant(state.mean_batch.image)),
