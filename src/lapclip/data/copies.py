@@ -5,7 +5,7 @@ what the pixels are made from identifies it, as it is stored: decoded pixels dif
 decoder, and splits that are drawn from them would then differ between two computers.
 
 Near copies (scaled, compressed again, slightly edited) are found by two tests. The first is a hash of 64 bits from the
-lowest frequencies of the grey image (a DCT, as in pHash, https://www.phash.org): near copies differ in few bits. The
+lowest frequencies of the gray image (a DCT, as in pHash, https://www.phash.org): near copies differ in few bits. The
 second compares small colour thumbnails, because a hash also agrees by chance, and for one layout in any colour. Both
 together are the signature of an image.
 """
@@ -14,59 +14,49 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from PIL import Image
 
-from lapclip.paths import digest_of_json, read_json, write_atomic
-
 PNG = b"\x89PNG\r\n\x1a\n"
 PIXEL_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT")
-SCAN = 0xDA
-"""The marker of a JPEG after which its pixels come."""
-GREY_SIDE, LOW = 32, 8
-LEAST, LEAST_SHARE = 40.0, 0.01
-"""How far above the median a frequency must be to count, and as a share of the strongest. A logo has no part in half of
-them because it is symmetric, and what compression leaves there is noise."""
+SCAN = 0xDA  # the marker of a JPEG after which its pixels come
+
 SIGNATURE_VERSION = 2
 """Raise it with every change that gives some image another signature or content: all are then inspected anew."""
-SIGNATURE_SIDE = 2 * GREY_SIDE
-"""The short side, at least, of what a signature is made from. It is the same for every model, and so are copies."""
+GRAY_SIDE, LOW = (
+    32,
+    8,
+)  # pixels that a hash is made from, and frequencies across and down that it keeps
+# How far above the median a frequency must be to count, and as a share of the strongest. A symmetric logo has no part
+# in half of the frequencies, and what compression leaves there is noise.
+MIN_ABOVE_MEDIAN, MIN_SHARE_OF_STRONGEST = 40.0, 0.01
+SIGNATURE_SIDE = (
+    2 * GRAY_SIDE
+)  # the least short side of what a signature is made from, the same for every model
 THUMBNAIL_SIDE = 12
-MOST_BITS = 12
-"""Bits in which the hashes of alike images may differ. Of four bands of 16 bits at least one then differs in at most
-two bits, unless each differs in three: that is how pairs are found without comparing all with all."""
-SAME = 28.0
-"""Difference, of 255, up to which two images are called the same image: above that of a photo compressed again,
-halved or squeezed, below that of drawn scenes with another thing before the same background."""
-ALIKE, MEAN = 55.0, 20.0
-"""Difference and mean difference up to which two images are called alike, as two photos of one scene are, a moment
-apart: where something moved they differ much, in the mean little."""
-GAINS, SHIFT = (0.67, 1.5), 40.0
-"""Changes of contrast and of brightness that leave an image the same."""
-MOST_TINT = SHIFT + SAME
-"""Difference of the mean red, green or blue beyond which images are not compared any further: thousands may share a
-hash, and what differs more is hardly ever found the same."""
-COUNTED = 0.95
-"""Share of a thumbnail that counts: what differs more, in the rest, is noise or a mark."""
-CANDIDATES_AT_ONCE = 2_000_000
 THUMBNAILS_AT_ONCE = 2_000
-MOST_COMPARED = 100_000
-"""Different signatures beyond which they are no longer compared: that would take longer than reading the images. Those
-with the same content or the same signature are found among any number."""
-KEYS, KEYS_VERSION = "copies.json", 1
-"""The file that remembers keys. Raise the version with every change that finds other copies in the same signatures."""
 
-_FREQUENCIES = np.cos(np.pi / GREY_SIDE * np.outer(np.arange(LOW), np.arange(GREY_SIDE) + 0.5))
-_BITS = np.array([bin(value).count("1") for value in range(65536)], dtype=np.uint8)
-_FLIPS = np.array(
-    sorted({1 << a | 1 << b for a in range(16) for b in range(16)} | {0}), dtype=np.uint16
+MAX_BITS = 12  # in which the hashes of images that look alike may differ
+# Differences of 255 up to which two images show the same: above that of a photo compressed again, halved or squeezed,
+# below that of drawn scenes with another thing before the same background.
+MAX_SAME = 28.0
+# Difference and mean difference up to which images look alike, as two photos of one scene do, a moment apart: where
+# something moved they differ much, in the mean little.
+MAX_ALIKE, MAX_ALIKE_MEAN = 55.0, 20.0
+GAINS, SHIFT = (
+    (0.67, 1.5),
+    40.0,
+)  # changes of contrast and of brightness that leave an image the same
+MAX_TINT = SHIFT + MAX_SAME  # difference of mean colors beyond which thumbnails are not compared
+COUNTED = (
+    0.95  # share of a thumbnail that counts: what differs more, in the rest, is noise or a mark
 )
-"""What two bands differ by where they differ in at most two bits."""
+# Different signatures beyond which they are not compared: that would take longer than reading the images.
+MAX_COMPARED = 100_000
+
+_FREQUENCIES = np.cos(np.pi / GRAY_SIDE * np.outer(np.arange(LOW), np.arange(GRAY_SIDE) + 0.5))
 
 
 def content_of(data: bytes) -> str:
@@ -127,12 +117,12 @@ def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 def hash_and_thumbnail(image: Image.Image) -> tuple[int, bytes]:
     """The hash of an image and its thumbnail."""
     thumbnail = image.resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BOX).tobytes()
-    grey = np.asarray(
-        image.convert("L").resize((GREY_SIDE, GREY_SIDE), Image.Resampling.BOX), dtype=np.float64
+    gray = np.asarray(
+        image.convert("L").resize((GRAY_SIDE, GRAY_SIDE), Image.Resampling.BOX), dtype=np.float64
     )
-    low = np.round(_FREQUENCIES @ grey @ _FREQUENCIES.T, 3).ravel()  # the same on every processor
+    low = np.round(_FREQUENCIES @ gray @ _FREQUENCIES.T, 3).ravel()  # the same on every processor
     low[0] = 0  # brightness says nothing about what is on the image
-    bits = low > np.median(low) + max(LEAST, LEAST_SHARE * np.abs(low).max())
+    bits = low > np.median(low) + max(MIN_ABOVE_MEDIAN, MIN_SHARE_OF_STRONGEST * np.abs(low).max())
     return int.from_bytes(np.packbits(bits).tobytes(), "big"), thumbnail
 
 
@@ -146,119 +136,81 @@ def signature_text(hashed: int, thumbnail: bytes) -> str:
     return base64.b85encode(hashed.to_bytes(8, "big") + thumbnail).decode("ascii")
 
 
-def copy_keys(
-    contents: Sequence[str], signatures: Sequence[str], folder: Path | None = None
-) -> list[str]:
-    """A text for each image that its copies share and no other image has: the smallest content among them.
+def copy_keys(contents: Sequence[str], signatures: Sequence[str]) -> list[str]:
+    """Return a text for each image that its copies share and no other image has: the smallest content among them.
 
-    Copies have the same content, or signatures that are the same or differ little: compressed again, resized or
-    slightly edited. That goes on from copy to copy. So an image's key changes only where a copy is added, changed or
-    removed, and does not depend on the order. A folder remembers the keys of the images they were last found for.
+    Copies have the same content, or signatures that are equal or differ little: compressed again, resized or slightly
+    edited. That goes on from copy to copy. So the key of an image changes only if a copy of it is added, changed or
+    removed, and does not depend on the order of the images.
     """
-    if folder is None:
-        keys = _find_keys(contents, signatures)
-    else:
-        images = digest_of_json(sorted({*zip(contents, signatures, strict=True)}))
-        keys = _remembered(folder / KEYS, images)
-        if keys is None:
-            keys = _find_keys(contents, signatures)
-            text = json.dumps({"version": KEYS_VERSION, "images": images, "keys": keys})
-            with suppress(OSError):  # then they are found anew next time
-                write_atomic(folder / KEYS, text)
+    pairs = [*equal_pairs(contents), *equal_pairs(signatures)]
+    last_image = {signature: image for image, signature in enumerate(signatures)}
+    different = list(last_image.values())
+    if len(different) <= MAX_COMPARED:
+        raw = [base64.b85decode(signatures[image]) for image in different]
+        hashes = [int.from_bytes(each[:8], "big") for each in raw]
+        thumbnails = [each[8:] for each in raw]
+        for one, other in find_similar(hashes, thumbnails, same=True):
+            pairs.append((different[one], different[other]))
+    keys = {}
+    for members in groups(pairs):
+        smallest = min(contents[image] for image in members)
+        keys.update((contents[image], smallest) for image in members)
     return [keys.get(content, content) for content in contents]
 
 
-def _remembered(path: Path, images: str) -> dict[str, str] | None:
-    try:
-        found = read_json(path)
-        if (found["version"], found["images"]) != (KEYS_VERSION, images):
-            return None
-        return {str(content): str(key) for content, key in found["keys"].items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # none there, or damaged
-        return None
-
-
-def _find_keys(contents: Sequence[str], signatures: Sequence[str]) -> Mapping[str, str]:
-    """The key of each content that has a smaller one among its copies."""
-    pairs: list[tuple[int, int]] = []
-    for features in (contents, signatures):
-        first: dict[str, int] = {}
-        pairs += [
-            (first[feature], at)
-            for at, feature in enumerate(features)
-            if first.setdefault(feature, at) != at
-        ]
-    different = list({signature: at for at, signature in enumerate(signatures)}.values())
-    if len(different) <= MOST_COMPARED:
-        raw = [base64.b85decode(signatures[at]) for at in different]
-        hashes, thumbnails = (
-            [int.from_bytes(each[:8], "big") for each in raw],
-            [each[8:] for each in raw],
-        )
-        pairs += [
-            (different[one], different[other])
-            for one, other in find_similar(hashes, thumbnails, same=True)
-        ]
-    keys: dict[str, str] = {}
-    for members in groups(pairs):
-        copies = {contents[at] for at in members}
-        smallest = min(copies)
-        keys.update((content, smallest) for content in copies if content != smallest)
-    return keys
+def equal_pairs(values: Sequence[str]) -> list[tuple[int, int]]:
+    """Return each value's first position with each of its later ones."""
+    first: dict[str, int] = {}
+    pairs = []
+    for position, value in enumerate(values):
+        if first.setdefault(value, position) != position:
+            pairs.append((first[value], position))
+    return pairs
 
 
 def find_similar(
     hashes: Sequence[int], thumbnails: Sequence[bytes], *, same: bool = False
 ) -> list[tuple[int, int]]:
-    """Pairs of images that are alike or, with `same`, the same image; as indices, the smaller first.
+    """Return pairs of images that look alike or, with `same`, show the same; as indices, the smaller first.
 
-    Not all pairs, but enough that `groups` of them are those of all pairs, whatever the order of the images. What was
-    found is compared with the rest only, so that many that are all alike do not take the square of their number.
+    Not all pairs, but enough that `groups` of them are those of all pairs, whatever the order of the images. An image
+    that was found is not compared again, so many that are all alike do not take the square of their number.
     """
     if len(hashes) < 2:
         return []
-    different, hash_of = np.unique(np.array(hashes, dtype=np.uint64), return_inverse=True)
-    hash_of = hash_of.reshape(-1)
-    unseen = np.bincount(hash_of)
-    by_hash = np.split(np.argsort(hash_of, kind="stable"), np.cumsum(unseen)[:-1])
-    near = _near(different)
-    colours = np.frombuffer(b"".join(thumbnails), dtype=np.uint8).reshape(len(hashes), -1, 3)
-    tints = colours.mean(axis=1)
-    new = np.ones(len(hashes), dtype=bool)
+    hash_values = np.array(hashes, dtype=np.uint64)
+    colors = np.frombuffer(b"".join(thumbnails), dtype=np.uint8).reshape(len(hashes), -1, 3)
+    tints = colors.mean(axis=1)
+    is_new = np.ones(len(hashes), dtype=bool)
     pairs: list[tuple[int, int]] = []
-    for start in range(len(hashes)):
-        waiting = [start] if new[start] else []
-        while waiting:
-            at = waiting.pop()
-            if new[at]:  # the first of its group
-                new[at] = False
-                unseen[hash_of[at]] -= 1
-            some = near[hash_of[at]]
-            some = some[unseen[some] > 0]
-            if not len(some):
-                continue
-            others = np.concatenate([by_hash[each] for each in some])
-            others = others[new[others]]
-            others = others[(np.abs(tints[others] - tints[at]) <= MOST_TINT).all(axis=1)]
-            found = others[_are_alike(colours[at], colours[others], same)]
-            new[found] = False
-            np.subtract.at(unseen, hash_of[found], 1)
-            waiting += found.tolist()
-            pairs += [(min(at, other), max(at, other)) for other in found.tolist()]
+    for first in range(len(hashes)):
+        pending = [first] if is_new[first] else []
+        is_new[first] = False
+        while pending:
+            image = pending.pop()
+            different_bits = np.bitwise_count(hash_values ^ hash_values[image])
+            others = np.flatnonzero(is_new & (different_bits <= MAX_BITS))
+            others = others[(np.abs(tints[others] - tints[image]) <= MAX_TINT).all(axis=1)]
+            found = others[are_alike(colors[image], colors[others], same)]
+            is_new[found] = False
+            pending += found.tolist()
+            pairs += [(min(image, other), max(image, other)) for other in found.tolist()]
     return sorted(pairs)
 
 
-def _are_alike(one: np.ndarray, others: np.ndarray, same: bool) -> np.ndarray:
-    """Whether each of some thumbnails is alike, or the same."""
-    found = np.zeros(len(others), dtype=bool)
-    for at in range(0, len(others), THUMBNAILS_AT_ONCE):
-        some = others[at : at + THUMBNAILS_AT_ONCE]
-        apart = differences(one, some, SAME if same else ALIKE)
-        found[at : at + len(some)] = apart <= SAME
+def are_alike(one: np.ndarray, others: np.ndarray, same: bool) -> np.ndarray:
+    """Return whether each of some thumbnails looks like one, or shows the same with `same`."""
+    alike = np.zeros(len(others), dtype=bool)
+    for start in range(0, len(others), THUMBNAILS_AT_ONCE):
+        part = others[start : start + THUMBNAILS_AT_ONCE]
+        difference = differences(one, part, MAX_SAME if same else MAX_ALIKE)
+        is_alike = difference <= MAX_SAME
         if not same:
-            mean = np.abs(some.astype(np.float32) - one).mean(axis=(1, 2))
-            found[at : at + len(some)] |= (apart <= ALIKE) & (mean <= MEAN)
-    return found
+            mean = np.abs(part.astype(np.float32) - one).mean(axis=(1, 2))
+            is_alike |= (difference <= MAX_ALIKE) & (mean <= MAX_ALIKE_MEAN)
+        alike[start : start + len(part)] = is_alike
+    return alike
 
 
 def differences(one: np.ndarray, others: np.ndarray, most: float = 255.0) -> np.ndarray:
@@ -293,45 +245,6 @@ def differences(one: np.ndarray, others: np.ndarray, most: float = 255.0) -> np.
         if len(near):
             apart[near] = np.minimum(apart[near], np.quantile(worst, COUNTED, axis=1))
     return apart
-
-
-def _near(hashes: np.ndarray) -> list[np.ndarray]:
-    """For each of some different hashes those that differ from it in few bits, itself among them."""
-    own, count = np.arange(len(hashes)), len(hashes)
-    found = [own * count + own]
-    for rows, others in close_hashes(hashes):
-        found += [rows * count + others, others * count + rows] if len(rows) else []
-    pairs = np.unique(np.concatenate(found))
-    return np.split(pairs % count, np.searchsorted(pairs, own[1:] * count))
-
-
-def close_hashes(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Indices of pairs of different hashes that differ in few bits; a pair may come more than once."""
-    bands = hashes.view(np.uint16).reshape(-1, 4)
-    for band in bands.T:
-        order = np.argsort(band, kind="stable")
-        begins = np.searchsorted(band[order], np.arange(65537))
-        for flip in _FLIPS:
-            flipped = band ^ flip
-            low = begins[flipped]
-            counts = begins[flipped.astype(np.int64) + 1] - low
-            ends = np.cumsum(counts)
-            start = 0
-            while start < len(counts):
-                base = ends[start - 1] if start else 0
-                stop = max(
-                    start + 1, int(np.searchsorted(ends, base + CANDIDATES_AT_ONCE, "right"))
-                )
-                some = counts[start:stop]
-                rows = np.repeat(np.arange(start, stop), some)
-                steps = np.arange(len(rows)) - np.repeat(ends[start:stop] - some - base, some)
-                others = order[np.repeat(low[start:stop], some) + steps]
-                once = rows < others
-                rows, others = rows[once], others[once]
-                apart = _BITS[(bands[rows] ^ bands[others])].sum(axis=1, dtype=np.int64)
-                close = apart <= MOST_BITS
-                yield rows[close], others[close]
-                start = stop
 
 
 def groups(pairs: Sequence[tuple[int, int]]) -> list[list[int]]:

@@ -174,7 +174,6 @@ def read_signatures(
     keys = copy_keys(
         [entry.content for entry in found.entries],
         [entry.signature for entry in found.entries],
-        folder,
     )
     return Signatures(dict(zip(found.usable, keys, strict=True)), found.skipped)
 
