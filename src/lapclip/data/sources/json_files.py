@@ -210,12 +210,12 @@ def read_annotations(
 
     annotations = Annotations(path.name, candidate_folders(path, root, config), collector, split)
     if isinstance(content, dict):
-        if any_with(content.get("images"), "sentences"):
-            return f"Karpathy splits, {annotations.add_karpathy(content['images'])}"
         if isinstance(content.get("images"), list) and any_with(
             content.get("annotations"), "caption"
         ):
             return f"COCO captions, {annotations.add_coco(content)}"
+        if any_with(content.get("images"), "sentences"):
+            return f"Karpathy splits, {annotations.add_karpathy(content['images'])}"
         if any(map(is_image, content)) and all(
             isinstance(value, str | list) for value in content.values()
         ):
