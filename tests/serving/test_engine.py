@@ -18,23 +18,21 @@ from lapclip.cli.serve import EngineName
 from lapclip.errors import ConfigError, LapclipError
 from lapclip.machine.canary import PRECISIONS
 from lapclip.machine.choose_device import use_threads
-from lapclip.serving import choose_engine
+from lapclip.measure.timing import Timer, Timing
+from lapclip.serving import choose_engine, model_forms
 from lapclip.serving.choose_engine import (
-    Asked,
-    Candidate,
-    Forms,
-    Rates,
+    EngineRequest,
     open_engine,
-    same_engine,
+    open_same_engine,
+    serve_batch,
     thread_counts,
 )
 from lapclip.serving.engine import BatchTimes, Engine
+from lapclip.serving.model_forms import EXPORTS, Form, ModelForms
 from lapclip.weights import DESCRIPTION
 from lapclip.which_model import which_model
 
 pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")
-
-real_rates = choose_engine._rates
 
 
 @pytest.fixture
@@ -50,14 +48,16 @@ def run(exported: Path, here: Path, empty_cache: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def known_speeds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Images a second by engine; two threads are a little faster than one."""
+    """Batches a second by engine; two threads are a little faster than one."""
     speeds = {"torch-float32": 10.0, "onnx-float32": 20.0, "onnx-int8": 40.0}
 
-    def rates(engines: dict[Candidate, Engine], beside: object) -> dict[Candidate, Rates]:
-        return {
-            each: Rates(speeds.get(each.name, 1.0) * (1 + each.threads / 10), 100.0)
-            for each in engines
-        }
+    def time_in_turns(self: Timer, runs: dict[str, Any]) -> dict[str, Timing]:
+        timings = {}
+        for label in runs:
+            engine, threads = label.split(", ")
+            speed = speeds.get(engine, 1.0) * (1 + int(threads.split()[0]) / 10)
+            timings[label] = Timing((1 / speed,))
+        return timings
 
     def measure(self: Engine) -> None:
         self.times = {
@@ -65,7 +65,7 @@ def known_speeds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
             "text": BatchTimes({1: 0.01, 8: 0.02}),
         }
 
-    monkeypatch.setattr(choose_engine, "_rates", rates)
+    monkeypatch.setattr(Timer, "time_in_turns", time_in_turns)
     monkeypatch.setattr(choose_engine, "thread_counts", lambda: [1, 2])
     monkeypatch.setattr(Engine, "measure", measure)
     return speeds
@@ -85,13 +85,13 @@ def checked(run: Path, **changes: Any) -> None:
 
 
 def opened(run: Path, *asked: Any) -> Engine:
-    return open_engine(which_model(str(run)), Asked(*asked))
+    return open_engine(which_model(str(run)), EngineRequest(*asked))
 
 
 def test_the_fastest_wins_and_says_why(run: Path) -> None:
     engine = opened(run)
     assert (engine.name, engine.threads) == ("onnx-int8", 2)
-    assert engine.reasons[0].startswith("onnx-int8, 2 threads: 48 images/s")
+    assert engine.reasons[0].startswith("onnx-int8, 2 threads: 20.8 ms for 8 images")
     assert "torch-float32" in engine.reasons[0]
     assert any("images" in reason and "not joined" in reason for reason in engine.reasons)
     assert any("up to 8 texts" in reason for reason in engine.reasons)
@@ -104,7 +104,7 @@ def test_what_was_measured_is_remembered_and_nothing_else_is_opened(
     known_speeds["torch-float32"] = 1000.0
     with monkeypatch.context() as patch:
         patch.setattr(
-            choose_engine, "load_torch", lambda *_: pytest.fail("the model in torch is not needed")
+            model_forms, "load_torch", lambda *_: pytest.fail("the model in torch is not needed")
         )
         assert opened(run).name == "onnx-int8"
     assert opened(run, None, 1).name == "torch-float32"  # other threads: another measurement
@@ -149,11 +149,11 @@ def test_a_model_that_was_replaced_is_another_one(run: Path, trained: Path) -> N
 
 def test_a_remembered_fingerprint_is_not_given_to_weights_that_were_saved_since(run: Path) -> None:
     which = which_model(str(run))
-    Forms(which)
-    forms = Forms(which)  # by what is remembered: no weights are read
+    ModelForms(which)
+    forms = ModelForms(which)  # by what is remembered: no weights are read
     change(run)
-    engine = forms.open(Candidate("torch-bfloat16"))
-    assert engine.fingerprint == forms.torch("cpu").fingerprint() != forms.fingerprint
+    engine = forms.open(Form("torch-bfloat16"))
+    assert engine.fingerprint == forms.load("cpu").fingerprint() != forms.fingerprint
 
 
 def test_float32_forms_bear_the_fingerprint_of_the_model(run: Path) -> None:
@@ -171,10 +171,10 @@ def test_half_precision_has_to_agree_with_float32(
     assert 0.999 < cosine.min() < 1 - 1e-9
     assert engine.fingerprint == exact.fingerprint
     which = which_model(str(run))
-    assert same_engine(which, engine) is not None
-    monkeypatch.setattr(choose_engine, "LEAST_COSINE", 0.9999999)
-    assert same_engine(which, engine) is None  # a newer model is compared too
-    assert same_engine(which, exact) is not None
+    assert open_same_engine(which, engine) is not None
+    monkeypatch.setattr(choose_engine, "MIN_COSINE", 0.9999999)
+    assert open_same_engine(which, engine) is None  # a newer model is compared too
+    assert open_same_engine(which, exact) is not None
     with pytest.raises(ConfigError, match="cosine"):
         opened(run, "torch-bfloat16", 2)
 
@@ -209,26 +209,25 @@ def test_thread_counts_start_at_one() -> None:
     assert thread_counts()[0] == 1
 
 
-def test_rates_are_those_of_the_batches_that_were_computed(
+def test_what_is_timed_are_batches_of_both_towers(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines = {Candidate(name): opened(run, name, 1) for name in ("torch-float32", "onnx-float32")}
-    computed = set()
+    engine, computed = opened(run, "torch-float32", 1), []
+    real_embed = Engine.embed
 
-    def embed(self: Engine, tower: str, rows: np.ndarray, real: Any = Engine.embed) -> np.ndarray:
-        computed.add((self.name, tower, len(rows)))
-        return real(self, tower, rows)
+    def embed(self: Engine, tower: str, rows: np.ndarray) -> np.ndarray:
+        computed.append((tower, len(rows)))
+        return real_embed(self, tower, rows)
 
     monkeypatch.setattr(Engine, "embed", embed)
-    with ThreadPoolExecutor(2) as beside:
-        rates = real_rates(engines, beside)
-    assert computed == {(c.name, tower, 8) for c in engines for tower in ("image", "text")}
-    assert list(rates) == list(engines)
-    assert all(0 < rate.images < 1e6 and 0 < rate.texts < 1e6 for rate in rates.values())
+    with ThreadPoolExecutor(2) as pool:
+        rows = {tower: engine.rows(tower, 8) for tower in ("image", "text")}
+        serve_batch(engine, rows, choose_engine.make_photo(), pool)
+    assert computed == [("image", 8), ("text", 8)]
 
 
 def test_the_photo_of_the_measurement_is_a_jpeg_that_an_engine_reads(run: Path) -> None:
-    photo, encoder = choose_engine._photo(), opened(run, "torch-float32", 1).encoder
+    photo, encoder = choose_engine.make_photo(), opened(run, "torch-float32", 1).encoder
     assert photo.data.startswith(b"\xff\xd8")
     row = photo.row(encoder)
     assert row.shape == (encoder.view.side, encoder.view.side, 3)
@@ -238,5 +237,5 @@ def test_the_photo_of_the_measurement_is_a_jpeg_that_an_engine_reads(run: Path) 
 def test_the_command_takes_every_engine_there_is() -> None:
     assert set(get_args(EngineName)) == {
         *(f"torch-{dtype}" for dtype in PRECISIONS),
-        *choose_engine.EXPORTS,
+        *EXPORTS,
     }

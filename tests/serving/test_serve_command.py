@@ -32,9 +32,9 @@ from lapclip.commands.serve import Opened, Prepared, ServeOptions, curl_command,
 from lapclip.errors import ConfigError
 from lapclip.machine.facts import python
 from lapclip.serving import swap
-from lapclip.serving.choose_engine import Stamps
 from lapclip.serving.engine import Engine
 from lapclip.serving.metrics import Metrics
+from lapclip.serving.model_forms import Stamps
 from lapclip.serving.refusals import Unavailable
 from lapclip.serving.service import ServedModel, Service
 from lapclip.serving.swap import Swapper

@@ -31,9 +31,10 @@ from lapclip.web.server import check_port
 from lapclip.which_model import WhichModel, which_model
 
 if TYPE_CHECKING:
-    from lapclip.serving.choose_engine import Asked, Stamps
+    from lapclip.serving.choose_engine import EngineRequest
     from lapclip.serving.engine import Engine
     from lapclip.serving.folder_search import FolderSearch
+    from lapclip.serving.model_forms import Stamps
     from lapclip.serving.service import ServedModel, Service
     from lapclip.serving.swap import Swapper
 
@@ -67,11 +68,11 @@ class ServeOptions:
     immich_upstream: str | None = None
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> EngineRequest:
         """What it fixes of the engine."""
-        from lapclip.serving.choose_engine import Asked
+        from lapclip.serving.choose_engine import EngineRequest
 
-        return Asked(self.engine, self.threads)
+        return EngineRequest(self.engine, self.threads)
 
     def again(self, *words: object) -> str:
         """The command with some words more."""
@@ -135,7 +136,8 @@ def prepare(options: ServeOptions, status: Status = lambda _: None) -> Prepared:
     check_port(options.host, options.port, FIRST_PORT, options.again())
 
     # What is wrong with the options is said first.
-    from lapclip.serving.choose_engine import Stamps, check_finite, open_engine
+    from lapclip.serving.choose_engine import check_finite, open_engine
+    from lapclip.serving.model_forms import Stamps
 
     stamps = Stamps.of(which)  # before it is opened: what is saved meanwhile is newer
     engine = open_engine(which, options.asked, status)

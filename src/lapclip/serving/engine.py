@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from lapclip.embedder import Encoder, OnnxEmbedder
 from lapclip.machine.choose_device import use_threads
-from lapclip.measure.timing import MIN_SPEEDUP
+from lapclip.measure.timing import MIN_SPEEDUP, Timer
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 LONGEST_BATCH = 0.5
@@ -104,16 +103,10 @@ class Engine:
             self.times[tower] = BatchTimes(seconds)
 
     def _time(self, tower: str, size: int) -> float:
-        """Seconds of one batch: the best of a few, because whatever disturbs makes it slower."""
+        """Return the seconds of one batch: the best run, because whatever disturbs makes it slower."""
         rows = self.rows(tower, size)
-        spent = []
-        for _ in range(ROUNDS + 1):  # the first sets kernels and memory up
-            began = time.perf_counter()
-            self.embed(tower, rows)
-            spent.append(time.perf_counter() - began)
-            if sum(spent) > 4 * LONGEST_BATCH:
-                break
-        return min(spent[1:] or spent)
+        timer = Timer(rounds=ROUNDS, max_seconds=4 * LONGEST_BATCH)
+        return min(timer.time_one(lambda: self.embed(tower, rows)).seconds)
 
     def rows(self, tower: str, size: int) -> np.ndarray:
         """Pixels or tokens to time it with."""

@@ -17,8 +17,14 @@ from dataclasses import dataclass
 
 from lapclip.errors import LapclipError, first_line
 from lapclip.serving import running
-from lapclip.serving.choose_engine import Asked, Stamps, check_finite, open_engine, same_engine
+from lapclip.serving.choose_engine import (
+    EngineRequest,
+    check_finite,
+    open_engine,
+    open_same_engine,
+)
 from lapclip.serving.engine import Engine
+from lapclip.serving.model_forms import Stamps
 from lapclip.serving.refusals import Unavailable
 from lapclip.serving.service import ServedModel, Service
 from lapclip.which_model import WhichModel
@@ -50,7 +56,7 @@ class Swapper:
         make: Callable[[Engine], ServedModel],
         opened: Stamps,
         *,
-        asked: Asked = Asked(),
+        asked: EngineRequest = EngineRequest(),
         follow: bool = False,
         log: Callable[[str], None] = lambda line: None,
         every: float = EVERY,
@@ -161,7 +167,7 @@ class Swapper:
             return None
         # Where only an export is new, it may be faster, which measuring tells.
         is_newer = not now.model or now.model != self._opened.model
-        engine = same_engine(self._which, old) if is_newer else None
+        engine = open_same_engine(self._which, old) if is_newer else None
         return engine or open_engine(self._which, self._asked)
 
     def _watch(self) -> None:
