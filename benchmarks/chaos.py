@@ -541,13 +541,13 @@ class Case:
 
     def pause(self, fault: Fault, child: Child) -> None:
         before = self.count_events("paused")
-        (self.signals / "busy").touch()
+        (self.signals / "hot").touch()
         if self.until(child, lambda: self.count_events("paused") > before, 10):
             self.applied(fault.kind)
             time.sleep(fault.share)
             if fault.kind == "polite-kill":
                 self.kill(child)
-        (self.signals / "busy").unlink()
+        (self.signals / "hot").unlink()
 
     def checkpoints(self) -> list[Path]:
         return sorted((self.run / "checkpoints").glob("step-*"))

@@ -416,15 +416,6 @@ def background(here: Here) -> str:
     return f"kept awake: {awake}; stopped when asked"
 
 
-def notice(here: Here) -> str:
-    """Whether a notice appears only the person can see."""
-    text = "from lapclip.machine.desktop import notify; print(notify('lapclip', 'a notice from the platform check'))"
-    done = here.run([sys.executable, "-c", text])
-    if "True" not in done.stdout:
-        raise Skipped("no desktop that can be asked")
-    return "asked for; PLEASE SAY whether a notice appeared"
-
-
 def web_pages(here: Here) -> str:
     needs_run(here, "first")
     said = []
@@ -543,7 +534,6 @@ CHECKS = [
     Check("killed", "a killed run goes on to the same losses", 180, killed),
     Check("interrupted", "Ctrl-C ends a run in order", 90, interrupted),
     Check("background", "a run without a terminal keeps the computer awake", 90, background),
-    Check("notice", "a notice on the desktop", 30, notice),
     Check("web pages", "watch --web and serve answer", 90, web_pages),
     Check("shells", "suggested commands can be typed as they are printed", 30, shells),
     Check("exports", "ONNX and Core ML give the same answers", 120, exports),

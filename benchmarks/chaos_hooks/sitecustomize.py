@@ -1,7 +1,7 @@
-"""What benchmarks/chaos.py puts into the processes it starts: a clock that jumps, and a machine that looks busy.
+"""What benchmarks/chaos.py puts into the processes it starts: a clock that jumps, and a machine that looks hot.
 
 Python imports a module of this name before any other. Files in the folder CHAOS_SIGNALS say what is to happen: `clock`
-holds the seconds by which the clock is wrong, and a polite run pauses while there is a file `busy`.
+holds the seconds by which the clock is wrong, and a polite run pauses while there is a file `hot`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,9 @@ class PoliteFinder:
 
             def exec_module(module: Any) -> None:
                 execute(module)
-                module.EVERY, module.READINGS = 0.05, 1
+                module.READING_SECONDS, module.AGREEING_READINGS = 0.05, 1
                 module.MachineReader = lambda: (
-                    lambda: module.Reading(
-                        None, None, 0, float(os.path.exists(os.path.join(SIGNALS, "busy")))
-                    )
+                    lambda: module.Reading(None, os.path.exists(os.path.join(SIGNALS, "hot")), 0)
                 )
 
             spec.loader.exec_module = exec_module

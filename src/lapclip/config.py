@@ -331,14 +331,12 @@ class WorkConfig:
     """How a run behaves towards the machine and its people. None of it changes what is learnt."""
 
     polite: bool = setting(False)
-    """Pause on a low battery, when the processor is held back by heat, while memory is short and while other programs
-    need the cores; go on by itself."""
+    """Run at a low priority, and pause on a low battery, when the processor is held back by heat and while swap grows;
+    go on by itself."""
     battery: int = setting(30, least=0, most=100)
     """Per cent of the battery below which a polite run pauses, unless the machine is plugged in."""
     keep_awake: bool = setting(True)
     """Keep the machine from sleeping while the run works. The lid still puts it to sleep."""
-    notify: bool = setting(True)
-    """Say on the desktop that a run has ended, if it took a minute or more."""
     ask: str = setting("")
     """Captions to follow in `lapclip watch --web`, separated by a vertical bar; `--ask` adds one."""
     track: str = setting("none", choices=("none", "tensorboard"))

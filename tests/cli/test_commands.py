@@ -50,7 +50,7 @@ def test_train_prints_a_summary_that_ends_with_the_next_command(here: Path) -> N
         "started",
         "age_seconds",
     }
-    assert listed[0].keys() == known | {"waits_for", "paused", "reason"}
+    assert listed[0].keys() == known | {"paused", "reason"}
     assert listed[0]["best_split"] == "val"
     assert "val R@1" in lapclip("runs").stdout
     assert "short queries: of the first five results " in done.stdout

@@ -22,8 +22,8 @@ import pytest
 from lapclip.cli.app import app
 from lapclip.cli.output import ARGUMENTS
 from lapclip.cli.train import train as train_command
-from lapclip.commands import background, choose_recipe
-from lapclip.commands.background import train_in_background, wait_for
+from lapclip.commands import choose_recipe
+from lapclip.commands.background import train_in_background
 from lapclip.commands.resume import resume
 from lapclip.commands.train import train
 from lapclip.config import DataConfig
@@ -126,16 +126,6 @@ def test_a_process_that_dies_without_a_word_is_recognised_and_can_be_resumed(her
     refused = lapclip("train", "--background", "--name", "mine", *set_flags(*LONG))
     assert refused.returncode == 2
     assert "exists" in refused.stderr
-
-
-def test_a_run_does_not_wait_for_itself(here: Path) -> None:
-    for arguments in (("--name", "z", "--after", "z"), ("--name", "z", "--after", "runs/z")):
-        write_beat(
-            here / "runs" / "z" / "starting", replace(beat_of(os.getpid(), "starting"), began=0.0)
-        )
-        refused = lapclip("train", "--background", *arguments, *set_flags(*LONG))
-        assert refused.returncode == 2
-        assert "itself" in refused.stderr
 
 
 def test_a_caption_to_follow_is_never_taken_for_two(here: Path) -> None:
@@ -291,7 +281,6 @@ def test_bad_settings_are_refused_at_once(here: Path) -> None:
     settings = [
         ("--set", "nope=1"),
         ("--recipe", "nope"),
-        ("--after", "nope"),
         ("--name", "../x"),
         ("--minutes", "0"),
     ]
@@ -489,62 +478,6 @@ def test_what_fails_while_starting_is_shown_with_its_words(here: Path) -> None:
     assert "did not start: train.batch_size 16 is more than the 12 training images" in done.stderr
 
 
-def test_one_run_waits_for_another(here: Path) -> None:
-    first = create_run("first", "first-run", {"run": {"format": 1}})
-    with first.lock():  # as the process has that works on it
-        assert first.state == "running"
-        begin("second", SMALL, "--after", "first")
-        second = find_run("second")
-        until(lambda: "waiting for first to end" in second.log.read_text())
-        assert second.state == "starting"
-        until(lambda: second.waits_for == "first")
-        rows = json.loads(lapclip("runs", "--json").stdout)["runs"]
-        assert [
-            (row["name"], row["state"], row["waits_for"]) for row in rows if row["name"] == "second"
-        ] == [("second", "starting", "first")]
-        assert "waiting" in lapclip("runs").stdout
-        (watched,) = json.loads(lapclip("watch", "second", "--json").stdout)["runs"]
-        assert (watched["state"], watched["waits_for"]) == ("waiting", "first")
-        assert "first" in lapclip("watch", "second", "--once").stdout
-        assert "first" in lapclip("doctor", "second").stdout
-        assert "waits for first" in lapclip("eval", "second").stderr
-        ended = time.time()
-    until(lambda: second.state == "finished")
-    assert events("second")[0]["time"] >= ended
-
-
-def test_a_run_that_is_still_starting_is_waited_for(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(background, "CHECK_EVERY", 0.0)
-    first = reserve_run("first", "first-run", "secret")
-    write_beat(first.starting, beat_of(os.getpid()))
-    assert first.state == "starting"
-    told: list[str] = []
-
-    def progress(text: str) -> None:
-        told.append(text)
-        if len(told) == 3:
-            first.give_up()
-
-    wait_for("first", progress)
-    assert len(told) == 3
-    assert "first" in told[0]
-
-
-def test_a_run_that_waits_can_be_stopped_and_leaves_nothing(here: Path) -> None:
-    with create_run("first", "first-run", {"run": {"format": 1}}).lock():
-        begin("second", SMALL, "--after", "first")
-        until(lambda: "waiting for first" in Path("runs/second/log.txt").read_text())
-        done = lapclip("stop", "second", "--json")
-    assert json.loads(done.stdout) == {
-        "run": str(Path("runs/second")),
-        "state": "stopped",
-        "step": 0,
-    }
-    assert not Path("runs/second").exists()
-
-
 def test_a_reserved_folder_is_filled_by_who_knows_its_key(here: Path) -> None:
     run = reserve_run(None, "first-run", "secret")
     assert is_reserved(run.name, "secret")
@@ -620,6 +553,8 @@ def test_a_polite_run_waits_and_goes_on_by_itself_with_the_same_result(
         ]
     )
     monkeypatch.setattr(PolitePauses, "reason", lambda self: next(looks))
+    lowered: list[bool] = []
+    monkeypatch.setattr("lapclip.commands.train.lower_priority", lambda: lowered.append(True))
     monkeypatch.setattr("lapclip.training.loop.PAUSE_CHECK", 0.01)
     train("first-run", SMALL, name="plain")
     # Each step takes longer than this, so that the pause comes right after a checkpoint of the same step.
@@ -637,4 +572,6 @@ def test_a_polite_run_waits_and_goes_on_by_itself_with_the_same_result(
         for name in ("plain", "polite")
     ]
     assert losses[0] == losses[1]
+    assert lowered == [True]
+    assert any("low priority" in note for note in events("polite")[0]["notes"])
     assert Path("runs/polite/checkpoints/step-00000012").is_dir()

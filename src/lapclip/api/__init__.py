@@ -147,7 +147,7 @@ def train(
     ask
         Captions of your own to follow while it learns.
     polite
-        Pause while others need the machine.
+        Run at a low priority; pause on a low battery, under heat and while swap grows.
     settings
         Changes of the recipe's settings: `{"train.batch_size": 64, "data.caption_column": "title"}`, or all settings of
         another run, `run.settings`.

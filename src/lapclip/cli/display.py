@@ -40,7 +40,7 @@ class RunDisplay(Protocol):
         """Called with the number of things done and the name of the next, where there are several."""
 
     def waiting(self, what: str) -> None:
-        """Called while another run is waited for."""
+        """Called again and again while another process is waited for."""
 
     def tuning_progress(self, what: str) -> None:
         """Called while settings are tried."""
@@ -140,7 +140,7 @@ class Display:
             self.doing(f"{done + 1}/{total}  {what}")
 
     def waiting(self, what: str) -> None:
-        """Called while another run is waited for."""
+        """Called again and again while another process is waited for."""
         if self._lines:
             if not self._waiting_announced:
                 print(what, file=sys.stderr, flush=True)

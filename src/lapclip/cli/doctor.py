@@ -71,8 +71,6 @@ def _run(name: str | None, *, every: bool) -> tuple[dict[str, Any], list[str]]:
     done = examine(summary, around)
     rest = [check.id for check in CHECKS if check.id not in done.checked]
     where = f"{around.state}, step {summary.step:,} of {summary.total_steps:,}"
-    if followed.waits_for:
-        where = f"waiting for {escape(printable(followed.waits_for))} to end"
     lines = [
         f"[bold]{escape(printable(run.path))}[/bold], {where}",
         "",

@@ -33,12 +33,12 @@ def runs(*, common: Common | None = None) -> int:
         started = moment(row["started"])
         age = _age_text(row["age_seconds"]) if row["age_seconds"] is not None else "-"
         paused = row["paused"] if row["state"] == "running" else None
-        state = "waiting" if row["waits_for"] else "paused" if paused else row["state"]
+        state = "paused" if paused else row["state"]
         name = escape(printable(row["name"] or "(not named yet)"))
         lines.append(
             f"{name:<24}{state:<10}{progress:>14}  {best:>7}  {best_step:>7}  {started:<16}  {age}"
         )
-        why = f"for {row['waits_for']} to end" if row["waits_for"] else paused or row["reason"]
+        why = paused or row["reason"]
         lines += [f"{'':<24}{escape(printable(why))}"] if why else []
     unfinished = [
         row["name"]

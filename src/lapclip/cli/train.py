@@ -42,7 +42,6 @@ def train(
     epochs: int | None = None,
     lr: float | None = None,
     background: Annotated[bool, Parameter(negative="")] = False,
-    after: str | None = None,
     polite: Annotated[bool, Parameter(negative="")] = False,
     ask: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
     settings: Annotated[
@@ -102,11 +101,8 @@ def train(
         The highest learning rate. Short for --set train.learning_rate. Example: lapclip train --lr 1e-3
     background
         Return at once; the run goes on without this terminal. Example: lapclip train --background
-    after
-        Wait until another run here has ended, however it ends. Example: lapclip train --after first-run
     polite
-        Pause on a low battery, under heat, while memory is short and while others need the cores. Example: lapclip
-        train --polite
+        Run at a low priority; pause on a low battery, under heat and while swap grows. Example: lapclip train --polite
     ask
         A caption of your own to follow while it learns; may be repeated. Example: lapclip train --ask "a red cat"
     settings
@@ -123,7 +119,7 @@ def train(
     reserved
         The key of the folder that a run in the background fills.
     """
-    from lapclip.commands.background import reserved_run, train_in_background, wait_for
+    from lapclip.commands.background import reserved_run, train_in_background
     from lapclip.machine.ranks import under_torchrun
     from lapclip.which_model import start_setting, teacher_setting
 
@@ -155,7 +151,7 @@ def train(
     if background and not reserved:  # whoever knows the key is the process in the background
         from lapclip.commands.choose_recipe import check_early  # brings numpy
 
-        recipe = check_early(recipe, settings, minutes, after, name)
+        recipe = check_early(recipe, settings, minutes)
         run = train_in_background(ARGUMENTS.get(), recipe, name)
         lines = [
             f"{run.path} starts in the background; its log is {run.log}.",
@@ -165,8 +161,6 @@ def train(
         return 0
     own = reserved_run(name, reserved)
     with display() as shown:
-        if after is not None:
-            wait_for(after, shown.waiting, own)
         if own and own.stop_asked():
             own.give_up()
             return 0

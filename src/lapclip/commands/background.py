@@ -5,18 +5,13 @@ from __future__ import annotations
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 
 from lapclip.errors import RunError
 from lapclip.machine.facts import python
 from lapclip.paths import open_own
-from lapclip.progress import Status
-from lapclip.runs.folder import RUNS, Run, find_run, find_unfinished_run, is_reserved, reserve_run
+from lapclip.runs.folder import RUNS, Run, find_unfinished_run, is_reserved, reserve_run
 from lapclip.runs.heartbeat import beat_of, write_beat
-
-CHECK_EVERY = 1.0
-"""Seconds between two checks of a run that is waited for."""
 
 
 def train_in_background(arguments: Sequence[str], recipe: str, name: str | None) -> Run:
@@ -72,18 +67,6 @@ def _spawn(run: Run, arguments: Sequence[str]) -> None:
         raise RunError(
             f"Cannot start {run.name} in the background: {error.strerror or error}."
         ) from error
-
-
-def wait_for(name: str, progress: Status, own: Run | None = None) -> None:
-    """Wait until another run is over, however it ends, or until this one, which waits, is asked to stop."""
-    run = find_run(name)
-    while run.state in ("running", "starting") and not (own and own.stop_asked()):
-        progress(f"waiting for {run.name} to end")
-        if own:
-            own.wait_for(run.name)
-        time.sleep(CHECK_EVERY)
-    if own:
-        own.wait_for("")
 
 
 def reserved_run(name: str | None, key: str) -> Run | None:

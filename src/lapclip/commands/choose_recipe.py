@@ -21,9 +21,8 @@ from lapclip.config import (
 )
 from lapclip.data.sources import find_source
 from lapclip.data.table import Table, check_enough, check_table
-from lapclip.errors import ConfigError, LapclipError, RunError
+from lapclip.errors import ConfigError, LapclipError
 from lapclip.model.shapes import SHAPES
-from lapclip.runs.folder import RUNS, find_run
 from lapclip.suggest import install
 
 # (most training images, recipe, reason) for runs that continue from a trained model.
@@ -104,17 +103,11 @@ def check_early(
     recipe: str,
     settings: Sequence[str],
     minutes: float | None,
-    after: str | None = None,
-    name: str | None = None,
 ) -> str:
     """Refuse what can be refused before the prompt returns, and return the recipe that names the run's folder.
 
     If the recipe was left open and reading the data takes too long, the run settles it and the folder is "heads".
     """
-    if after is not None and find_run(after).path == RUNS / (name or ""):
-        raise RunError(
-            f"{after} would wait for itself.", hint="--after with another run, or another --name"
-        )
     layers = [minutes_layer(minutes), parse_settings(list(settings))]
     if recipe != AUTO:
         layers = [read_recipe(recipe), *layers]

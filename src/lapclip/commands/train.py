@@ -48,8 +48,8 @@ from lapclip.evaluation.short_questions import (
 )
 from lapclip.loss import LOSSES
 from lapclip.machine import facts, system_memory
-from lapclip.machine.desktop import Signals, kept_awake, notify
-from lapclip.machine.polite import PolitePauses
+from lapclip.machine.desktop import Signals, kept_awake
+from lapclip.machine.polite import PolitePauses, lower_priority
 from lapclip.machine.ranks import ALONE, Ranks, job, under_torchrun
 from lapclip.machine.system_memory import SwapWatch
 from lapclip.machine.timing import Laps
@@ -66,7 +66,7 @@ from lapclip.runs.heartbeat import (
     others_at_work,
     write_beat,
 )
-from lapclip.runs.messages import LineWriter, recall_text
+from lapclip.runs.messages import LineWriter
 from lapclip.runs.summary import tower_devices
 from lapclip.together import invited_at, is_restarted, machines_wanted
 from lapclip.training.checkpoint import keep_newest, list_checkpoints, save_model
@@ -119,6 +119,8 @@ def train(
     ):
         training = start_training(run, setup, log, ranks)
         notes = [*setup.notes, *company(run, ranks), *competitors()]
+        if setup.config.work.polite:
+            notes.append(POLITE_NOTE)
         laps.lap("folder")
         log.append(started(training, setup, notes, laps))
         del setup  # so that what a fallback replaces is gone
@@ -265,10 +267,9 @@ def save_start(run: Run, setup: RunSetup) -> None:
 ENOUGH_TO_CALIBRATE, STEPS_TO_CALIBRATE = 100, 100
 """Images that choose the best model, and steps of a run, from which on it also measures what its scores are worth, for
 search; of other runs `lapclip eval` does."""
+POLITE_NOTE = "polite: low priority; pauses on a low battery, under heat and while swap grows"
 SLOW_STEPS = 2
 """Steps at the beginning that are slower than the others."""
-LONG_ENOUGH_TO_NOTIFY = 60.0
-"""Seconds of a run from which on its end is shown on the desktop."""
 
 
 @dataclass(frozen=True)
@@ -318,6 +319,8 @@ def working_on(run: Run, work: WorkConfig) -> Iterator[None]:
     beats = Pulse([run.pulse, at_work_path()], str(run.path.absolute()))
     with run.lock(), beats, kept_awake(wanted=work.keep_awake):
         run.has_started()
+        if work.polite:
+            lower_priority()
         yield
 
 
@@ -384,13 +387,10 @@ def run_to_end(
             training.log.append(
                 events.Failed(step=training.progress.step, error=text or type(error).__name__)
             )
-        _notify(training, "failed", began)
         raise
     record_truth(training)
     done = training.progress
     laps.lap("training" if evaluation is None else "last evaluation")
-    if evaluation is not None:
-        _notify(training, f"finished: {recall_text(evaluation)}", began)
     return Outcome(
         run=str(training.run.path),
         state="stopped" if evaluation is None else "finished",
@@ -537,7 +537,7 @@ def _calibrate(training: Training, best: Embedder, embedded: Vectors) -> None:
 def competitors() -> list[str]:
     """A warning for each other run at work on this computer."""
     return [
-        f"another run is at work on this computer, {beat.about}: both are slower than alone; --after waits for one here"
+        f"another run is at work on this computer, {beat.about}: both are slower than alone"
         for beat in others_at_work()
     ]
 
@@ -570,12 +570,6 @@ def started(training: Training, setup: RunSetup, notes: list[str], laps: Laps) -
         set_up_seconds=dict(laps.seconds),
         hardware={(own := device.of(tower)).kind: own.label for tower in ("image", "text")},
     )
-
-
-def _notify(training: Training, how: str, began: float) -> None:
-    """Show on the desktop that a run is over, if someone may have turned to other things meanwhile."""
-    if training.config.work.notify and time.perf_counter() - began > LONG_ENOUGH_TO_NOTIFY:
-        notify(f"lapclip: {training.run.name}", how)
 
 
 def _rate(training: Training) -> float:

@@ -1,4 +1,4 @@
-"""A long run and the desktop: it stays awake, stops when asked to, and shows a notice at the end. No torch.
+"""A long run and the desktop: it stays awake, and stops when asked to. No torch.
 
 Awake: `caffeinate` on macOS, `systemd-inhibit` on Linux, SetThreadExecutionState on Windows. None of them needs rights,
 and where they are missing nothing happens.
@@ -21,12 +21,6 @@ from lapclip.machine.facts import program
 
 _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
 _CONTINUOUS, _SYSTEM_REQUIRED = 0x80000000, 0x00000001  # winbase.h
-_BALLOON = (
-    "Add-Type -AssemblyName System.Windows.Forms, System.Drawing;"
-    "$icon = New-Object System.Windows.Forms.NotifyIcon;"
-    "$icon.Icon = [System.Drawing.SystemIcons]::Information; $icon.Visible = $true;"
-    "$icon.ShowBalloonTip(10000, $env:LAPCLIP_TITLE, $env:LAPCLIP_TEXT, 'Info'); Start-Sleep 10; $icon.Dispose()"
-)
 
 
 @contextmanager
@@ -81,37 +75,6 @@ def _windows() -> Iterator[bool]:
         yield awake
     finally:
         ask(_CONTINUOUS)
-
-
-def notify(title: str, text: str) -> bool:
-    """Show it and go on at once. False where there is no desktop, or none that can be asked."""
-    found = notice_command(title, text)
-    if found is None:
-        return False
-    command, variables = found
-    quiet = subprocess.DEVNULL
-    with suppress(OSError):
-        subprocess.Popen(
-            command, stdin=quiet, stdout=quiet, stderr=quiet, env={**os.environ, **variables}
-        )
-        return True
-    return False
-
-
-def notice_command(title: str, text: str) -> tuple[list[str], dict[str, str]] | None:
-    """The command, and what it reads from its environment: the text never becomes part of a script."""
-    if sys.platform == "darwin" and (osascript := program("osascript")):
-        script = 'display notification (system attribute "LAPCLIP_TEXT") with title (system attribute "LAPCLIP_TITLE")'
-        return [osascript, "-e", script], {"LAPCLIP_TITLE": title, "LAPCLIP_TEXT": text}
-    if sys.platform == "win32" and (shell := program("powershell")):
-        return [shell, "-NoProfile", "-Command", _BALLOON], {
-            "LAPCLIP_TITLE": title,
-            "LAPCLIP_TEXT": text,
-        }
-    if sys.platform == "linux" and (notify_send := program("notify-send")):
-        if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
-            return [notify_send, "--app-name=lapclip", "--", title, text], {}
-    return None
 
 
 @contextmanager

@@ -15,7 +15,7 @@ lock            held by the process that works on the run; the system frees it w
 pulse           which process that is, and when it last gave a sign of life
 job             which job of torchrun worked on it last, where one did, and the process that starts it again
 stop            there while someone asks the run to save and end
-starting        in place of run.toml until a run in the background has chosen its settings; says what it waits for
+starting        in place of run.toml until a run in the background has chosen its settings
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from lapclip.paths import (
     write_atomic,
 )
 from lapclip.runs.events import read_events
-from lapclip.runs.heartbeat import LATE, beat_elsewhere, beat_of, read_beat, write_beat
+from lapclip.runs.heartbeat import LATE, beat_elsewhere, read_beat
 from lapclip.runs.summary import RunProgress
 from lapclip.suggest import command, resume_command, train_command
 from lapclip.text import one_line, printable
@@ -63,7 +63,6 @@ RUN_FILES = ("run.toml", "events.jsonl", "starting", "starting.key")
 """Files of which each run has one at least."""
 LAST_BYTES = 4000
 """Of a log, to find the last words in."""
-_WAITING = "waiting for "
 
 
 class Run:
@@ -150,7 +149,7 @@ class Run:
 
     @property
     def is_starting(self) -> bool:
-        """Whether a process in the background chooses its settings, or waits for another run."""
+        """Whether a process in the background chooses its settings."""
         beat = read_beat(self.starting)
         return beat is not None and beat.alive
 
@@ -183,19 +182,6 @@ class Run:
         if not hint and not said[-1].endswith((".", "?")) and "Error" not in said[-1]:
             return f"its process ended without a word, after this: {said[-1]}", ""
         return said[-1], hint
-
-    @property
-    def waits_for(self) -> str:
-        """The run that it waits for now; empty where there is none."""
-        beat = read_beat(self.starting)
-        waits = beat is not None and beat.about.startswith(_WAITING) and beat.alive
-        return beat.about.removeprefix(_WAITING) if beat and waits else ""
-
-    def wait_for(self, other: str) -> None:
-        """Note which run this process, which is starting, waits for; an empty name ends it."""
-        write_beat(
-            self.starting, beat_of(os.getpid(), f"{_WAITING}{other}" if other else "starting")
-        )
 
     def last_state(self) -> str:
         """The state of a run that no process works on, by its events."""
@@ -284,13 +270,9 @@ class Run:
         except FileNotFoundError:
             if self.starting.exists():
                 if self.state == "starting":
-                    how = (
-                        f"waits for {self.waits_for} to end"
-                        if self.waits_for
-                        else "is still starting"
-                    )
                     raise RunError(
-                        f"{self.path} {how}; see {self.log}.", hint=command("watch", self.typed)
+                        f"{self.path} is still starting; see {self.log}.",
+                        hint=command("watch", self.typed),
                     ) from None
                 reason, hint = self.last_words()
                 raise RunError(

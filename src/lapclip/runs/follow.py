@@ -136,8 +136,6 @@ class RunStatus:
         self.run = run
         self.state = "waiting"
         """What `Run.state` says, or waiting (no folder yet), gone (deleted)."""
-        self.waits_for = ""
-        """The run that it waits for before it starts."""
         self.progress = RunProgress()
         self._tail = Tail(run.events)
         self._restarted = self._was_there = False
@@ -152,7 +150,6 @@ class RunStatus:
         ):  # it may have ended well since the file was read
             new += late
             self.state = self._current_state()
-        self.waits_for = self.run.waits_for if self.state == "starting" else ""
         return new
 
     def _read(self) -> list[dict[str, Any]]:
@@ -185,7 +182,6 @@ class RunStatus:
             "best_step": progress.best_step,
             "started": number(progress.started.get("time")),
             "paused": RunView.reason_of(progress.paused),
-            "waits_for": self.waits_for or None,
             "reason": self._reason(),
         }
 
@@ -239,7 +235,7 @@ class FollowedRun(RunStatus):
     def refresh(self) -> list[dict[str, Any]]:
         """Read what is new, and return it; summary and view are up to date then."""
         self._signature, self._asked = self._file(), time.monotonic()
-        first, before = not self.events, (self.state, self.waits_for)
+        first, state_before = not self.events, self.state
         new = super().refresh()
         if self._restarted:
             self.events, self._steps = [], 0
@@ -248,7 +244,7 @@ class FollowedRun(RunStatus):
         if new and not first:
             self._news = self._asked
         silent = self._silence()
-        if new or self._restarted or (self.state, self.waits_for) != before:
+        if new or self._restarted or self.state != state_before:
             self._findings = self._view = None
         elif silent or self._silent_seconds:
             self._view = None
@@ -273,7 +269,6 @@ class FollowedRun(RunStatus):
                 self._findings,
                 log,
                 silent,
-                self.waits_for,
                 words,
             )
         return self._view

@@ -66,22 +66,17 @@ class RunView:
     """The path of the run's log."""
     silent_seconds: float = 0.0
     """Since the last event, where that is unusually long."""
-    waits_for: str = ""
-    """The run that it waits for before it starts."""
     last_words: tuple[str, str] = ("", "")
     """Of a run that never began: why, and what to try."""
 
     @property
     def status(self) -> str:
-        """The state, told finer: a running run may be paused, or starting as long as it has made no step; one that is
-        starting may wait for another."""
-        if self.waits_for:
-            return "waiting"
+        """The state in more detail: a running run may be paused, or starting until its first step."""
         return self.status_of(self.state, bool(self.summary.paused), bool(self.summary.steps))
 
     @staticmethod
     def status_of(state: str, paused: bool, begun: bool) -> str:
-        """The same from the few facts that a list of runs has, of one that waits for no other."""
+        """Return the same from the few facts that a list of runs has."""
         if state == "running" and paused:
             return "paused"
         return "starting" if state == "running" and not begun else state
@@ -386,7 +381,6 @@ class RunView:
             "machines": self.machines.to_dict() if self.machines else None,
             "towers": [asdict(tower) for tower in self.towers] if self.towers else None,
             "memory": {"process_bytes": process, "peak_bytes": peak, "machine_bytes": whole},
-            "waits_for": self.waits_for or None,
             "reason": self.error[0] or None if self.state == "failed" else None,
             "sensors": {
                 "core_use": self.core_use,
@@ -423,7 +417,6 @@ def view_of(run: Run) -> RunView:
         state,
         summarise(read_events(run.events)),
         log=str(run.log),
-        waits_for=run.waits_for,
         last_words=run.last_words() if state == "failed" else ("", ""),
     )
 

@@ -70,8 +70,6 @@ def next_commands(view: RunView, typed: Typed) -> list[str]:
             return [typed(f"resume {quoted(view.name)}")]
         case "running" | "paused" | "starting":
             return [typed(f"stop {quoted(view.name)}")]
-        case "waiting" if view.waits_for:
-            return [typed(f"stop {quoted(view.name)}")]
         case "gone":
             return [typed("runs")]
     return [typed("train")]
@@ -247,9 +245,7 @@ def _ending(view: RunView, typed: Typed) -> list[Text]:
         "starting": "Waiting for the first step."
         if view.summary.started
         else "Getting ready: data, then the model.",
-        "waiting": f"Waiting for {one_line(view.waits_for)} to end."
-        if view.waits_for
-        else _not_there(view),
+        "waiting": _not_there(view),
         "gone": "Its folder was deleted.",
     }.get(view.status)
     if sentence is None:

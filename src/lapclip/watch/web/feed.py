@@ -62,8 +62,6 @@ def _row(status: RunStatus) -> dict[str, Any]:
     progress = status.progress
     state = progress.ending.get("type", status.state)
     standing = RunView.status_of(state, bool(progress.paused), bool(progress.step)).capitalize()
-    if status.waits_for:
-        standing = f"Waiting for {status.waits_for}"
     return {**status.row(), "state": state, "status": standing, "working": state in WORKING}
 
 
