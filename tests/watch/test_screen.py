@@ -76,8 +76,6 @@ def test_a_running_run_shows_everything(tmp_path: Path, width: int) -> None:
         "A step: 253 ms",
     ):
         assert named in text
-    assert "largest 7 text head" in text
-    assert "smallest 2 image embedding" in text
     assert "forward 32%" in text
     assert "backward 59%" in text
     assert "load" not in text  # less than half a percent of the step
@@ -308,35 +306,10 @@ def test_no_state_and_no_gap_in_the_events_breaks_the_image(tmp_path: Path) -> N
                 "failed",
                 "died",
                 "gone",
-                "waiting",
             ):
                 drawn(replace(view, state=state), width)
         assert "checks" not in [finding.id for finding in view.findings]
         view.to_dict(lambda _: [])
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_machines_that_train_together_are_shown(tmp_path: Path, width: int) -> None:
-    alone = drawn(view_of(tmp_path, "alone", trained(60), working=True), width)
-    assert "Machines" not in alone
-    told = {
-        "type": "ranks",
-        "time": 9e9,
-        "step": 60,
-        "hosts": ["desktop", "laptop"],
-        "shards": [6, 2],
-        "writer": 0,
-    }
-    told |= {"waited": [0.42, 0.03], "bytes_per_second": [2.5e7, 1e7]}
-    text = words(drawn(view_of(tmp_path, "both", [*trained(60), told], working=True), width))
-    assert "desktop 75% 42% 25" in text
-    assert "laptop 25% 3% 10" in text
-    assert "desktop waits for laptop" in text
-    many = told | {"hosts": [f"node-{number}" for number in range(64)], "waited": [0.1] * 64}
-    text = words(drawn(view_of(tmp_path, "many", [*trained(60), many], working=True), width))
-    assert "node-7" in text
-    assert "node-8" not in text
-    assert "and 56 more" in text
 
 
 def test_who_waits_for_whom_is_shown_where_towers_are_on_two_devices(tmp_path: Path) -> None:

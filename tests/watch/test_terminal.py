@@ -365,16 +365,17 @@ def test_a_reader_that_goes_away_ends_the_watch_quietly(here: Path) -> None:
         assert process.stderr.read() == ""
 
 
-def test_a_real_training_is_followed_from_before_it_begins_to_its_end(here: Path) -> None:
-    """In a pipe: the watch waits for the run, tells of each evaluation, and ends with it."""
+def test_a_real_training_is_followed_from_its_start_to_its_end(here: Path) -> None:
+    """In a pipe: the watch tells of each evaluation, and ends with the run."""
+    settings = set_flags(*SMALL, "train.steps=40")
+    done = lapclip("train", "--background", "--name", "mine", *settings)
+    assert done.returncode == 0, done.stderr
     watch = subprocess.Popen(
         command("watch", "mine"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
         assert watch.stdout is not None
-        assert "mine  waiting" in watch.stdout.readline()
-        done = lapclip("train", "--name", "mine", *set_flags(*SMALL, "train.steps=40"))
-        assert done.returncode == 0, done.stderr
+        assert "mine  starting" in watch.stdout.readline()
         rest, _ = watch.communicate(timeout=120)
     finally:
         watch.kill()

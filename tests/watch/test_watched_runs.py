@@ -12,7 +12,6 @@ from lapclip.errors import RunError
 from lapclip.runs import follow
 from lapclip.runs.folder import Run
 from lapclip.runs.follow import FollowedRun
-from lapclip.watch import terminal
 from lapclip.watch.terminal import WatchedRuns
 
 from .recorded import append, finished, started, step, trained, write
@@ -20,17 +19,13 @@ from .recorded import append, finished, started, step, trained, write
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask for states and search for runs every time."""
+    """Ask for states every time."""
     monkeypatch.setattr(follow, "STATE_EVERY", 0.0)
-    monkeypatch.setattr(terminal, "SEARCH_EVERY", 0.0)
 
 
-def test_a_run_is_followed_from_before_it_is_there_until_it_is_deleted(here: Path) -> None:
-    watching = WatchedRuns(["mine"], wait=True)
-    watching.refresh()
-    assert watching.views[0].status == "waiting"
-    assert not (here / "runs").exists()  # looking leaves nothing behind
+def test_a_run_is_followed_from_its_start_until_it_is_deleted(here: Path) -> None:
     run = write(here, "mine", [])
+    watching = WatchedRuns(["mine"])
     with filelock.FileLock(run / "lock"):
         watching.refresh()
         assert watching.views[0].status == "starting"
@@ -55,45 +50,33 @@ def test_a_run_is_followed_from_before_it_is_there_until_it_is_deleted(here: Pat
     assert (watching.views[0].status, watching.views[0].summary.step) == ("died", 10)
 
 
-def test_without_names_the_running_runs_are_watched_and_new_ones_appear(here: Path) -> None:
+def test_without_names_the_running_runs_are_watched(here: Path) -> None:
     write(here, "old", finished())
     busy = write(here, "busy", trained(20))
     write(here, "newest", finished())
     with filelock.FileLock(busy / "lock"):
-        watching = WatchedRuns([], wait=True)
-        assert [run.name for run in watching.runs] == ["busy"]
-        write(here, "another", trained(5))
-        watching.refresh()
-        assert "another" in [run.name for run in watching.runs]
-        assert (
-            watching.runs[watching.focus].name == "busy"
-        )  # what someone looks at stays where it is
+        assert [run.name for run in WatchedRuns([]).runs] == ["busy"]
 
 
 def test_without_names_and_nothing_running_the_newest_is_watched(here: Path) -> None:
     write(here, "old", finished())
     write(here, "newest", finished())
-    watching = WatchedRuns([], wait=True)
+    watching = WatchedRuns([])
     assert [run.name for run in watching.runs] == ["newest"]
 
 
-def test_no_runs_at_all_are_an_error_for_scripts_and_a_wait_for_people(here: Path) -> None:
+def test_runs_that_are_not_there_are_an_error(here: Path) -> None:
     with pytest.raises(RunError, match="There are no runs"):
-        WatchedRuns([], wait=False)
+        WatchedRuns([])
     with pytest.raises(RunError, match="No run called mine"):
-        WatchedRuns(["mine"], wait=False)
-    watching = WatchedRuns([], wait=True)
-    watching.refresh()
-    assert watching.runs == []
-    write(here, "mine", trained(3))
-    watching.refresh()
-    assert [run.name for run in watching.runs] == ["mine"]
+        WatchedRuns(["mine"])
+    assert not (here / "runs").exists()  # looking leaves nothing behind
 
 
 def test_the_focus_goes_round(here: Path) -> None:
     for name in ("a", "b", "c"):
         write(here, name, trained(3))
-    watching = WatchedRuns(["a", "b", "c"], wait=False)
+    watching = WatchedRuns(["a", "b", "c"])
     seen = []
     for by in (1, 1, 1, -1):
         watching.move(by)
@@ -124,11 +107,11 @@ def test_nothing_new_costs_no_new_look(here: Path) -> None:
 def test_runs_that_compete_are_told_of(here: Path) -> None:
     runs = [write(here, name, trained(100)) for name in ("mine", "other")]
     with filelock.FileLock(runs[0] / "lock"):
-        alone = WatchedRuns(["mine"], wait=False)
+        alone = WatchedRuns(["mine"])
         alone.refresh()
         found_alone = [finding.id for finding in alone.views[0].findings]
         with filelock.FileLock(runs[1] / "lock"):
-            watching = WatchedRuns(["mine"], wait=False)
+            watching = WatchedRuns(["mine"])
             watching.refresh()
             found_together = [finding.id for finding in watching.views[0].findings]
     assert "competing-runs" not in found_alone

@@ -21,8 +21,8 @@ def watch(
 ) -> int:
     """Follow runs as they work: progress, time left, learning, the machine, and what is wrong. Before, during, after.
 
-    Reads the runs' files and nothing else, so it cannot disturb a run. j, k, arrow keys or tab change the run in focus,
-    space and b scroll, q quits. In a pipe it prints how things stand, and then a line for each evaluation.
+    Reads the runs' files and nothing else, so it cannot disturb a run. j, k or tab change the run in focus, space and b
+    scroll, q quits. In a pipe it prints how things stand, and then a line for each evaluation.
 
     For example:
 

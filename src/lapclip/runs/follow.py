@@ -134,11 +134,11 @@ class RunStatus:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.state = "waiting"
-        """What `Run.state` says, or waiting (no folder yet), gone (deleted)."""
+        self.state = "starting"
+        """What `Run.state` says, or gone (deleted)."""
         self.progress = RunProgress()
         self._tail = Tail(run.events)
-        self._restarted = self._was_there = False
+        self._restarted = False
 
     def refresh(self) -> list[dict[str, Any]]:
         """Read what is new, and return it."""
@@ -163,8 +163,7 @@ class RunStatus:
     def _current_state(self) -> str:
         """The state, without reading a long file again."""
         if not self.run.path.is_dir():
-            return "gone" if self._was_there else "waiting"
-        self._was_there = True
+            return "gone"
         state = self.run.state_after(lambda: self.progress.ending.get("type", "died"))
         begun = self.progress.started or self.progress.step
         return "starting" if state == "died" and not begun and self._is_young() else state
@@ -223,7 +222,7 @@ class FollowedRun(RunStatus):
         self._steps = 0
         self._signature: tuple[int, int] | None = None
         self._asked = self._news = -1e9
-        self._view: RunView | None = RunView(run.name, "waiting")
+        self._view: RunView | None = RunView(run.name, "starting")
         self._silent_seconds = 0.0
         self._findings: tuple[Finding, ...] | None = ()
         self._around, self._next_around = None, 0.0

@@ -18,7 +18,7 @@ from lapclip.runs.summary import Machines, Summary, batch_accuracy, summarise
 from lapclip.runs.trend import kept_evaluation, trend_text, validation
 from lapclip.text import number, one_line, significant
 
-WORKING = ("running", "paused", "starting", "waiting")
+WORKING = ("running", "paused", "starting")
 """States after which more is to come."""
 WATT_STRETCH = 10
 """Readings of the sensors that the power is taken from."""
@@ -59,7 +59,7 @@ class RunView:
 
     name: str
     state: str
-    """What `Run.state` says, or waiting (no folder yet), gone (deleted)."""
+    """What `Run.state` says, or gone (deleted)."""
     summary: Summary = field(default_factory=Summary)
     findings: tuple[Finding, ...] = ()
     log: str = ""

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from lapclip.runs.curves import Curve
 from lapclip.runs.view import RunView
-from lapclip.text import UNKNOWN, count, number, one_line, part_name, percent, significant, size
+from lapclip.text import UNKNOWN, count, number, one_line, percent, significant, size
 
 FRAMED = 60
 """Columns from which on a panel has a frame."""
@@ -109,7 +109,7 @@ def happened(view: RunView, canvas: Canvas, most: int = 3) -> RenderableType | N
 
 
 def learning(view: RunView, canvas: Canvas) -> RenderableType | None:
-    """Loss, accuracy, temperature and gradients with their curves."""
+    """Draw loss, accuracy, temperature and gradient with their curves."""
     if not view.summary.steps:
         return None
     rows = _rows()
@@ -125,10 +125,6 @@ def learning(view: RunView, canvas: Canvas) -> RenderableType | None:
         if points or name != "logit_bias":  # only the sigmoid loss has one
             latest = text(points.y[-1]) if points else UNKNOWN
             rows.add_row(label, _latest_and_curve(latest, points, height, colour, canvas))
-    if parts := view.gradient_parts:
-        rows.add_row("  largest", _named(parts[0]))
-        if len(parts) > 1:
-            rows.add_row("  smallest", _named(parts[-1]))
     return _section(
         "Learning, in training batches" if canvas.inside > 40 else "Learning", rows, canvas
     )
@@ -157,12 +153,6 @@ def recall(view: RunView, canvas: Canvas) -> RenderableType | None:
     if (step := summary.progress.best_step) is not None:
         parts.append(Text(f"The model of step {step:,} is kept. {view.trend}", style="dim"))
     return _section("Held-out recall", Group(*parts), canvas)
-
-
-def _named(item: tuple[str, float]) -> Text:
-    return Text.assemble(
-        (f"{significant(item[1]):<8} ", ""), (part_name(one_line(item[0])), "dim"), no_wrap=True
-    )
 
 
 def _evaluations(view: RunView, canvas: Canvas) -> Table:
@@ -262,7 +252,8 @@ def machine(view: RunView, canvas: Canvas) -> RenderableType | None:
         of = f" of {size(whole)}" if whole else ""
         rows.add_row("memory", Text(_fitting(room, f"{now}{size(peak)} peak", of)))
     if view.core_use:
-        rows.add_row("cores", _cores(view.core_use, room, canvas))
+        mean = sum(view.core_use) / len(view.core_use)
+        rows.add_row("cores", Text(f"{mean:.0%} in use"))
     if view.sensors:
         rows.add_row("energy", _energy(view, room))
         celsius, megahertz = (
@@ -280,34 +271,6 @@ def machine(view: RunView, canvas: Canvas) -> RenderableType | None:
         if swap := number(view.sensors.get("swap_bytes")):
             rows.add_row("swap", Text(f"{size(swap)} in use"))
     return _section("Machine", rows, canvas) if rows.row_count else None
-
-
-def machines(view: RunView, canvas: Canvas, most: int = 8) -> RenderableType | None:
-    """Where several ranks train: the share of each, how long it waits for the others, and what it sends."""
-    found = view.machines
-    if found is None:
-        return None
-    grid = _table(("", "share", "waits", "MB/s sent" if canvas.inside > 44 else "MB/s"))
-    grid.columns[0].max_width = max(6, canvas.inside - 28)
-    grid.columns[0].overflow = "ellipsis"
-    for rank in found.ranks[:most]:
-        sent = None if rank.bytes_per_second is None else rank.bytes_per_second / 1e6
-        grid.add_row(
-            Text(rank.name), percent(rank.share, 0), percent(rank.waited, 0), significant(sent)
-        )
-    more = [Text(f"and {found.count - most:,} more", style="dim")] if found.count > most else []
-    sentences = [Text(text, overflow="fold") for text in (found.waiting, found.speed) if text]
-    return _section("Machines", Group(grid, *more, *sentences), canvas)
-
-
-def _cores(use: list[float], room: int, canvas: Canvas) -> Text:
-    """A small bar each, and how busy they are."""
-    text = Text(overflow="fold")
-    for each in use:
-        colour = "green" if each > 0.5 else "yellow" if each > 0.1 else "dim"
-        text.append(level(each, canvas.plain) + (" " if len(use) <= 8 else ""), style=colour)
-    mean = f"{'' if len(use) <= 8 else ' '}{sum(use) / len(use):.0%}"
-    return text.append(_fitting(room - len(text) % room, mean, " in use"))
 
 
 def _energy(view: RunView, room: int) -> Text:

@@ -9,9 +9,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lapclip.errors import nearest
-from lapclip.runs.folder import all_runs
-from lapclip.runs.follow import preparing_rows
 from lapclip.runs.messages import stopped_by
 from lapclip.runs.view import RunView
 from lapclip.suggest import quoted
@@ -21,7 +18,6 @@ from lapclip.text import (
     duration_range,
     one_line,
     percent,
-    printable,
     short_duration,
     significant,
 )
@@ -34,7 +30,6 @@ from lapclip.watch.panels import (
     happened,
     learning,
     machine,
-    machines,
     recall,
     step_phases,
 )
@@ -43,7 +38,6 @@ STATE_STYLES = {
     "running": "bold green",
     "starting": "bold green",
     "paused": "bold yellow",
-    "waiting": "bold blue",
     "finished": "bold cyan",
     "stopped": "bold yellow",
     "failed": "bold red",
@@ -77,14 +71,6 @@ def next_commands(view: RunView, typed: Typed) -> list[str]:
 
 def draw(views: list[RunView], focus: int, canvas: Canvas, typed: Typed) -> RenderableType:
     """Everything, from top to bottom."""
-    if not views and (names := [row["name"] or "a run" for row in preparing_rows()]):
-        return Text(
-            f"Being prepared: {', '.join(map(printable, names))}. It appears here when it begins."
-        )
-    if not views:
-        return Text(
-            f"There are no runs here yet. One that starts will appear.\nStart one: {typed('train')}"
-        )
     listed = [_table(views, focus, canvas), Text("")] if len(views) > 1 else []
     return Group(*listed, *_in_full(views[focus], canvas, typed))
 
@@ -156,9 +142,8 @@ def _in_full(view: RunView, canvas: Canvas, typed: Typed) -> list[RenderableType
         body: list[RenderableType | None] = [
             grid if view.summary.steps or view.summary.evaluations else None
         ]
-        body.append(machines(view, canvas))
     else:
-        body = [draw(view, canvas) for draw in (learning, recall, step_phases, machine, machines)]
+        body = [draw(view, canvas) for draw in (learning, recall, step_phases, machine)]
     return [
         panel
         for panel in (*top, *body, happened(view, canvas, most=canvas.curve_height))
@@ -245,7 +230,6 @@ def _ending(view: RunView, typed: Typed) -> list[Text]:
         "starting": "Waiting for the first step."
         if view.summary.started
         else "Getting ready: data, then the model.",
-        "waiting": _not_there(view),
         "gone": "Its folder was deleted.",
     }.get(view.status)
     if sentence is None:
@@ -271,10 +255,3 @@ def _ending(view: RunView, typed: Typed) -> list[Text]:
 def _why_not(view: RunView) -> str:
     """Why a run never began."""
     return view.error[0] or f"see {view.log}"
-
-
-def _not_there(view: RunView) -> str:
-    """That a run has no folder yet, and which ones there are: it may be mistyped."""
-    known = [one_line(run.name) for run in all_runs()]
-    there = f" {nearest(view.name, known)}" if known else ""
-    return f"There is no run called {one_line(view.name)} yet. It will appear here when it starts.{there}"

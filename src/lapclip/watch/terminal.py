@@ -13,16 +13,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from lapclip.errors import RunError
-from lapclip.runs.folder import RUNS, Run, all_runs, find_run
-from lapclip.runs.follow import FollowedRun, preparing_rows
+from lapclip.runs.folder import all_runs, find_run
+from lapclip.runs.follow import FollowedRun
 from lapclip.runs.messages import watch_line
 from lapclip.runs.view import RunView
 from lapclip.text import one_line, to_json
@@ -45,13 +43,13 @@ def watch(names: Sequence[str], typed: Typed, once: bool = False, as_json: bool 
     """Show the runs until q or Ctrl-C. Returns the exit status."""
     _forgive_characters()
     if as_json:
-        watching = WatchedRuns(names, wait=False)
+        watching = WatchedRuns(names)
         watching.refresh()
         views = [view.to_dict(lambda view: next_commands(view, typed)) for view in watching.views]
         print(to_json({"runs": views}))
         return 0
     live = not once and _can_draw()
-    watching = WatchedRuns(names, wait=not once)
+    watching = WatchedRuns(names)
     with _quiet_end(interrupted=0 if live else 130) as status:
         if live:
             LiveScreen(watching, typed).run()
@@ -66,7 +64,7 @@ def _snapshot(watching: WatchedRuns, typed: Typed) -> None:
     watching.refresh()
     console = Console(highlight=False)
     canvas = Canvas.of(console, console.width)
-    for at in range(max(1, len(watching.runs))):
+    for at in range(len(watching.runs)):
         # Each run in full; the table of all stands above the first.
         views = watching.views if at == 0 else watching.views[at : at + 1]
         # Printed by Python itself: rich would end the process, with a fault, where the reader has gone away.
@@ -76,7 +74,7 @@ def _snapshot(watching: WatchedRuns, typed: Typed) -> None:
 
 def _follow_in_lines(watching: WatchedRuns, typed: Typed) -> None:
     """A line an evaluation, and whatever else happens, until all runs have ended."""
-    while any(view.working for view in watching.views) or not watching.runs:
+    while any(view.working for view in watching.views):
         time.sleep(1.0)
         for run in watching.runs:
             before = run.view.status
@@ -306,27 +304,16 @@ def _quiet_end(interrupted: int) -> Iterator[list[int]]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-SEARCH_EVERY = 3.0
-"""Seconds between two searches for runs that began meanwhile."""
-
-
 class WatchedRuns:
-    """Several runs, one of them in focus. Without names: those that run, else the newest, and those that begin."""
+    """Several runs, one of them in focus. Without names: those that are running, or else the newest."""
 
-    def __init__(self, names: Sequence[str], wait: bool) -> None:
-        """`wait` accepts a name that has no folder yet; else it is an error."""
-        self._every = not names
-        self._began = time.time()
-        self._searched = -1e9
+    def __init__(self, names: Sequence[str]) -> None:
         if names:
-            paths = [_path_of(name, wait) for name in dict.fromkeys(names)]
+            runs = [find_run(name) for name in dict.fromkeys(names)]
         else:
-            runs = all_runs()
-            if not wait and not runs and not preparing_rows():
-                find_run(None)
-            paths = [run.path for run in [run for run in runs if run.running] or runs[-1:]]
-        self.runs = [FollowedRun(Run(path)) for path in paths]
-        self.focus = max(0, len(self.runs) - 1) if self._every else 0
+            runs = [run for run in all_runs() if run.running] or [find_run(None)]
+        self.runs = [FollowedRun(run) for run in runs]
+        self.focus = 0 if names else len(runs) - 1
 
     @property
     def views(self) -> list[RunView]:
@@ -334,46 +321,16 @@ class WatchedRuns:
 
     def move(self, by: int) -> None:
         """Put another run in focus, round and round."""
-        if self.runs:
-            self.focus = (self.focus + by) % len(self.runs)
+        self.focus = (self.focus + by) % len(self.runs)
 
     def changed(self) -> bool:
-        return any(run.changed() for run in self.runs) or (self._every and self._time_to_search())
+        return any(run.changed() for run in self.runs)
 
     def refresh(self) -> None:
         """Bring everything up to date."""
-        if self._every and self._time_to_search():
-            self._searched = time.monotonic()
-            known = {run.name for run in self.runs}
-            began = [
-                run for run in all_runs() if run.name not in known and self._began_meanwhile(run)
-            ]
-            self.runs += [FollowedRun(run) for run in began]
         for run in self.runs:
             if run.changed():
                 run.refresh()
-
-    def _time_to_search(self) -> bool:
-        return time.monotonic() - self._searched >= SEARCH_EVERY
-
-    def _began_meanwhile(self, run: Run) -> bool:
-        """Whether a run was made, or went on, since we watch."""
-        for path in (run.events, run.settings):
-            try:
-                if path.stat().st_mtime >= self._began - 1:
-                    return True
-            except OSError:
-                continue
-        return False
-
-
-def _path_of(name: str, wait: bool) -> Path:
-    try:
-        return find_run(name).path
-    except RunError:
-        if not wait:
-            raise
-        return Path(name) if len(Path(name).parts) > 1 else RUNS / name
 
 
 QUIT, NEXT, PREVIOUS, DOWN, UP = "quit", "next", "previous", "down", "up"
@@ -400,8 +357,6 @@ _MEANINGS = {
     b"b": UP,
     b"\x1b[5~": UP,
 }
-_WINDOWS = {"H": PREVIOUS, "K": PREVIOUS, "P": NEXT, "M": NEXT, "Q": DOWN, "I": UP}
-"""What follows the mark of a special key."""
 
 
 def meanings(pressed: bytes) -> Iterator[str]:
@@ -446,7 +401,7 @@ if sys.platform == "win32":
             while msvcrt.kbhit():
                 letter = msvcrt.getwch()
                 if letter in ("\x00", "\xe0"):
-                    found += filter(None, [_WINDOWS.get(msvcrt.getwch())])
+                    msvcrt.getwch()  # the second half of an arrow or function key looks like a letter
                 else:
                     found += meanings(letter.encode("utf-8", "ignore"))
             return found
