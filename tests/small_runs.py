@@ -13,9 +13,17 @@ from PIL import Image
 from lapclip.commands.run_setup import Callbacks
 from lapclip.commands.train import Outcome, train
 from lapclip.runs.events import read_events
-from lapclip.runs.folder import find_run
+from lapclip.runs.folder import Run, TrainRequest, create_run, find_run
 
 from .conftest import SMALL
+
+
+def prepared_run(name: str, settings: dict) -> Run:
+    """A run whose settings are chosen, and which no process works on."""
+    run = create_run(name, "first-run", TrainRequest("first-run"))
+    run.pulse.unlink()
+    run.write_settings(settings)
+    return run
 
 
 def train_small(*settings: str, name: str = "run", **options) -> Outcome:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lapclip.runs.folder import Run, create_run
+from lapclip.runs.folder import Run
 from lapclip.suggest import (
     _origin,
     command,
@@ -23,6 +23,8 @@ from lapclip.suggest import (
     train_command,
 )
 from lapclip.text import path_from_here
+
+from .small_runs import prepared_run
 
 GIVEN = {
     "run": {
@@ -116,7 +118,7 @@ def test_a_named_run_is_followed_by_the_next_free_name_and_others_by_their_recip
     here: Path,
 ) -> None:
     for name in ("mine", "mine-2", "heads", "heads-2"):
-        create_run(name, "heads", {"run": {"format": 1, "recipe": "heads"}})
+        prepared_run(name, {"run": {"format": 1, "recipe": "heads"}})
     assert Run(Path("runs/mine")).train_again() == "lapclip train --recipe heads --name mine-3"
     assert (
         Run(Path("runs/heads-2")).train_again("train.epochs=2")

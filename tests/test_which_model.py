@@ -12,8 +12,10 @@ import pytest
 
 from lapclip.errors import RunError
 from lapclip.runs.events import EventLog, Finished
-from lapclip.runs.folder import Run, create_run, reserve_run
+from lapclip.runs.folder import Run, TrainRequest, create_run
 from lapclip.which_model import NotAModel, best_on_photos, separation, which_model
+
+from .small_runs import prepared_run
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +39,8 @@ def make_run(
     finished: bool = True,
     scores: tuple[float, int] | None = None,
 ) -> Run:
-    run = create_run(
+    run = prepared_run(
         name,
-        "r",
         {"run": {"format": 1, "data_fingerprint": f"of {name}"}, "data": {"source": source}},
     )
     os.utime(run.settings, (1e9 - age, 1e9 - age))
@@ -113,7 +114,7 @@ def test_what_is_no_model_is_said_so(here: Path) -> None:
     (here / "photos").mkdir()
     (here / "a.csv").touch()
     make_run("young", model=False, finished=False)
-    reserve_run("waiting", "r", "key")
+    create_run("waiting", "r", TrainRequest("r"))
     for name in ("photos", "a.csv"):
         with pytest.raises(NotAModel, match=f"{name} holds no model"):
             which_model(name)

@@ -36,6 +36,12 @@ class LapclipError(Exception):
         return f"{self.message}\nTry: {self.hint}" if self.hint else self.message
 
 
+def split_hint(text: str) -> tuple[str, str]:
+    """Return the message and the hint of an error that was written down as text."""
+    message, _, hint = text.replace("\n", " ").partition(" Try: ")
+    return message, hint
+
+
 class ConfigError(LapclipError):
     """An unknown recipe, field, model or value."""
 

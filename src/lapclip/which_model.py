@@ -31,7 +31,7 @@ from lapclip.model.shapes import SHAPES
 from lapclip.paths import cache_folder
 from lapclip.progress import Progress
 from lapclip.runs.events import mapping
-from lapclip.runs.folder import RUNS, Run, all_runs, find_run
+from lapclip.runs.folder import REQUEST, RUNS, Run, all_runs, find_run
 from lapclip.runs.heartbeat import using
 from lapclip.text import number, path_from_here, percent, size
 from lapclip.weights import is_model, published_models
@@ -291,7 +291,7 @@ def _are_scores(scores: dict[str, Any]) -> bool:
 
 
 def _is_run(path: Path) -> bool:
-    return (path / "run.toml").exists() or (path / "starting").exists()
+    return (path / "run.toml").exists() or (path / REQUEST).exists()
 
 
 def _without_model(run: Run) -> RunError:

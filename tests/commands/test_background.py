@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import shutil
@@ -11,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -20,37 +20,27 @@ import psutil
 import pytest
 
 from lapclip.cli.app import app
-from lapclip.cli.output import ARGUMENTS
-from lapclip.cli.train import train as train_command
 from lapclip.commands import choose_recipe
-from lapclip.commands.background import train_in_background
 from lapclip.commands.resume import resume
 from lapclip.commands.train import train
-from lapclip.config import DataConfig
+from lapclip.config import DataConfig, parse_settings
 from lapclip.data.sources.files import FILES
 from lapclip.data.table import Table
 from lapclip.errors import DataError, RunError
 from lapclip.machine.polite import PolitePauses
+from lapclip.runs.events import EventLog, Failed
 from lapclip.runs.folder import (
     Run,
-    _new_folder,
+    TrainRequest,
     all_runs,
     create_run,
     find_run,
-    is_reserved,
-    reserve_run,
+    find_unfinished_run,
 )
-from lapclip.runs.heartbeat import (
-    PREPARING,
-    at_work_path,
-    beat_of,
-    others_at_work,
-    read_beat,
-    write_beat,
-)
+from lapclip.runs.heartbeat import at_work_path, beat_of, others_at_work, read_beat, write_beat
 
 from ..conftest import SMALL, lapclip, lapclip_process, set_flags
-from ..small_runs import photos, stop_after, train_small
+from ..small_runs import photos, prepared_run, stop_after, train_small
 
 LONG = [setting for setting in SMALL if "steps" not in setting] + ["train.steps=100000"]
 
@@ -96,7 +86,7 @@ def test_a_run_in_the_background_works_on_is_listed_and_stops_when_asked(here: P
     assert not beat.alive  # so that the folder may be removed now
     assert "stopped after step" in run.log.read_text()
     assert not run.pulse.exists()
-    assert not run.starting.exists()
+    assert not run.request.exists()
 
 
 @pytest.mark.slow
@@ -142,7 +132,7 @@ def test_stop_reaches_a_run_that_was_just_resumed(
     assert run.stop_asked()
     in_background(["resume", "run", "--background"], monkeypatch)
     assert not run.stop_asked()  # forgotten before the process begins, and not by it
-    run.starting.unlink()
+    run.pulse.unlink()
     run.ask_to_stop()
     assert resume("run", detached=True).state == "stopped"
 
@@ -190,90 +180,62 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
     return dict(bound.arguments)
 
 
-NOT_THERE = "machines", "address"
-"""Flags that refuse the background."""
-VALUES = {
-    "minutes": "2.5",
-    "after": "mine",
-    "start": "mine",
-    "teacher": "mine",
-    "recipe": "seed",
-    "settings": "train.seed=3",
-    "device": "cpu",
-    "batch_size": "32",
-    "epochs": "3",
-    "lr": "0.001",
-}
-
-
-def test_every_flag_of_train_arrives_in_the_background(
+def test_what_train_was_asked_for_arrives_in_the_background(
     trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that is added tomorrow: the flags are those that the command has."""
     shutil.copytree(trained, here / "runs" / "mine")
     photos(here / "photos", 12)
-    arguments = ["train", "photos", "--json", "--debug"]
-    for name, parameter in inspect.signature(train_command).parameters.items():
-        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or name in (
-            "common",
-            "reserved",
-            *NOT_THERE,
-        ):
-            continue
-        flag = {"start": "--from", "settings": "--set"}.get(name, f"--{name.replace('_', '-')}")
-        arguments += (
-            [flag] if parameter.default is False else [flag, VALUES.get(name, "some words")]
-        )
-    arguments[arguments.index("--name") + 1] = "chosen"
-    given = in_background(arguments, monkeypatch)
-    expected = parsed(arguments)
-    assert {name for name, value in expected.items() if value} == set(
-        expected
-    )  # nothing was left out here
-    found = parsed(given)
-    assert is_reserved("chosen", found.pop("reserved"))
-    assert found == expected
+    words = ["--recipe", "seed", "--teacher", "mine", "--from", "mine", "--minutes", "2.5"]
+    words += ["--device", "cpu", "--batch-size", "4", "--epochs", "3", "--lr", "0.001"]
+    words += ["--set", "train.seed=3", "--ask", "some words", "--polite", "--debug"]
+    arguments = ["train", "photos", "--background", "--name", "chosen", *words]
+    assert in_background(arguments, monkeypatch) == [
+        "resume",
+        "--detached",
+        "--debug",
+        "--",
+        "chosen",
+    ]
+    request = TrainRequest.read(Run(Path("runs/chosen")).request)
+    assert (request.recipe, request.minutes) == ("seed", 2.5)
+    values = parse_settings(list(request.settings)).values
+    assert values["data"] == {"source": str(here / "photos")}
+    assert values["work"] == {"ask": "some words", "polite": True}
+    assert values["train"] == {
+        "start": str(here / "runs/mine"),
+        "teacher": str(here / "runs/mine"),
+        "seed": 3,
+        "device": "cpu",
+        "batch_size": 4,
+        "epochs": 3,
+        "learning_rate": 0.001,
+    }
 
 
-def test_a_run_in_the_background_without_a_name_gets_that_of_its_folder(
+def test_a_run_in_the_background_without_a_name_is_named_after_its_recipe(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photos(here / "photos", 12)
     monkeypatch.setattr(choose_recipe, "towers_installed", lambda: True)
-    found = parsed(in_background(["train", "--background", "--", "photos"], monkeypatch))
-    assert (found["name"], found["data"]) == ("heads", "photos")  # the recipe for so few
-    assert is_reserved("heads", found["reserved"])
-
-
-def test_a_flag_that_nobody_thought_of_arrives(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tomorrow(
-        *, background: bool = False, hidden: str = "", reserved: str = "", name: str = ""
-    ) -> int:
-        train_in_background(ARGUMENTS.get(), "first-run", name or None)
-        return 0
-
-    app.command(tomorrow, name="tomorrow")
-    try:
-        given = in_background(["tomorrow", "--background", "--hidden=a b"], monkeypatch)
-        assert parsed(given)["hidden"] == "a b"
-    finally:
-        del app["tomorrow"]
+    found = in_background(["train", "--background", "--", "photos"], monkeypatch)
+    assert found[-1] == "heads"  # the recipe for so few
+    assert Run(Path("runs/heads")).state == "starting"
 
 
 def test_resume_in_the_background_goes_on_with_the_run_that_was_the_newest(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create_run("mine", "first-run", {"run": {"format": 1}})
+    run = prepared_run("mine", {"run": {"format": 1}})
     for given, words in (
-        ([], ["mine"]),
-        (["mine"], ["mine"]),
-        (["runs/mine", "--debug"], ["runs/mine", "--debug"]),
+        ([], ["--", "mine"]),
+        (["mine"], ["--", "mine"]),
+        (["runs/mine", "--debug"], ["--debug", "--", "mine"]),
+        (["--data", "photos"], ["--data", "photos", "--", "mine"]),
     ):
         found = in_background(["resume", "--background", *given], monkeypatch)
-        assert found[:2] == ["resume", "--detached"]
-        assert [word for word in found[2:] if word != "--background"] == words
-        assert parsed(found)["run"] == words[0]
-    assert "run" not in parsed(["resume", "--background"])
+        assert found == ["resume", "--detached", *words]
+        assert parsed(found)["run"] == "mine"
+        run.pulse.unlink()
 
 
 def test_bad_settings_are_refused_at_once(here: Path) -> None:
@@ -333,15 +295,11 @@ def test_data_is_read_once_and_what_takes_long_to_read_is_left_to_the_run(
         return read(config)
 
     monkeypatch.setattr(FILES, "read_table", read_table)
-    assert (
-        parsed(in_background(["train", "photos", "--background"], monkeypatch))["name"] == "heads"
-    )
+    assert in_background(["train", "photos", "--background"], monkeypatch)[-1] == "heads"
     assert len(reads) == 1
     monkeypatch.setattr(choose_recipe, "CHECK_SECONDS", 0.05)
     began = time.monotonic()
-    assert (
-        parsed(in_background(["train", "photos", "--background"], monkeypatch))["name"] == "heads-2"
-    )
+    assert in_background(["train", "photos", "--background"], monkeypatch)[-1] == "heads-2"
     assert len(reads) == 2
     assert time.monotonic() - began < 100
     slow.set()
@@ -357,25 +315,24 @@ def test_nothing_is_refused_with_torch_that_can_be_refused_without(here: Path) -
     )
 
 
-def refused(name: str, *log: str) -> Run:
-    """A run whose process in the background has ended before it began, and what its log says."""
-    run = reserve_run(name, "first-run", "secret")
-    run.log.write_text("\n".join(log))
-    write_beat(run.starting, replace(beat_of(os.getpid()), began=0.0))
+def refused(name: str, error: str) -> Run:
+    """A run whose start failed."""
+    run = create_run(name, "first-run", TrainRequest("first-run", tuple(SMALL)))
+    run.pulse.unlink()
+    with closing(EventLog(run.events)) as log:
+        log.append(Failed(step=0, error=error))
     return run
 
 
 WHY, HINT = "No captions found in photos/. Expected captions.csv.", "lapclip data check photos/"
 
 
-@pytest.mark.parametrize("more", [[], ['{"error": "the same for scripts"}']])
-def test_a_run_that_was_refused_says_why_everywhere(here: Path, more: list[str]) -> None:
-    run = refused("mine", "drawing images: 64", WHY, f"Try: {HINT}", *more)
+def test_a_run_that_was_refused_says_why_everywhere(here: Path) -> None:
+    run = refused("mine", f"{WHY}\nTry: {HINT}")
     assert run.state == "failed"
-    for command in ("resume", "eval", "stop"):
-        done = lapclip(command, "mine")
-        assert done.returncode == 2
-        assert f"runs/mine did not start: {WHY}\nTry: {HINT}" in done.stderr.replace("\\", "/")
+    done = lapclip("eval", "mine")
+    assert done.returncode == 2
+    assert f"runs/mine did not start: {WHY}\nTry: {HINT}" in done.stderr.replace("\\", "/")
     (row,) = json.loads(lapclip("runs", "--json").stdout)["runs"]
     assert (row["state"], row["reason"]) == ("failed", WHY)
     assert WHY in lapclip("runs").stdout
@@ -389,83 +346,109 @@ def test_a_run_that_was_refused_says_why_everywhere(here: Path, more: list[str])
     assert HINT in shown
 
 
-def test_a_process_that_was_killed_while_starting_gave_no_reason(here: Path) -> None:
-    reason, hint = refused("mine", "drawing images: 64").last_words()
-    assert "without a word" in reason
-    assert "drawing images: 64" in reason
-    assert not hint
-    assert "without a word" in refused("other").last_words()[0]
-    assert (
-        refused("more", WHY, "Try: --set train.steps=3").last_words()[1]
-        == "the same command with --set train.steps=3"
-    )
+def test_a_start_that_failed_or_was_killed_starts_again(here: Path) -> None:
+    refused("mine", WHY)
+    assert resume("mine").state == "finished"
+    killed = create_run("killed", "first-run", TrainRequest("first-run", tuple(SMALL)))
+    write_beat(killed.pulse, replace(beat_of(os.getpid()), began=0.0))
+    assert killed.state == "died"
+    assert find_unfinished_run(None).name == "killed"
+    for command in ("eval", "export"):
+        assert "ended before its first step" in lapclip(command, "killed").stderr
+    assert "before its first step" in lapclip("doctor", "killed").stdout
+    assert resume(None).state == "finished"
+    assert not killed.request.exists()
+    losses = [
+        [event["loss"] for event in events(name) if event["type"] == "step"]
+        for name in ("mine", "killed")
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, DataError("these images are none")])
+def test_a_start_is_listed_and_its_end_is_written_down(
+    here: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    states: list[tuple[str, str]] = []
+
+    def set_up(*_: object) -> None:
+        (row,) = json.loads(lapclip("runs", "--json").stdout)["runs"]
+        states.append((row["name"], row["state"]))
+        raise error
+
+    monkeypatch.setattr("lapclip.commands.train.set_up", set_up)
+    with pytest.raises(type(error) if isinstance(error, Exception) else KeyboardInterrupt):
+        train("first-run", SMALL, name="mine")
+    assert states == [("mine", "starting")]
+    (event,) = events("mine")
+    if isinstance(error, Exception):
+        assert (event["type"], event["error"]) == ("failed", "these images are none")
+    else:
+        assert (event["type"], event["reason"]) == ("stopped", "SIGINT")
+    assert Run(Path("runs/mine")).never_began
 
 
 def test_a_run_that_never_began_does_not_hold_its_name(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused("first-run", WHY)
-    assert (
-        parsed(in_background(["train", "--background", "--name", "first-run"], monkeypatch))["name"]
-        == "first-run"
-    )
+    in_background(["train", "--background", "--name", "first-run"], monkeypatch)
     run = find_run("first-run")
-    assert (run.state, run.log.read_text()) == ("starting", "")
+    assert (run.state, run.log.read_text(), run.events.exists()) == ("starting", "", False)
     assert (
         lapclip("train", "--background", "--name", "first-run").returncode == 2
     )  # this one is at work
     refused("mine", WHY)
-    assert create_run("mine", "first-run", {"run": {"format": 1}}).read_settings() == {
-        "run": {"format": 1}
-    }
+    assert prepared_run("mine", {"run": {"format": 1}}).read_settings() == {"run": {"format": 1}}
     far = refused("far", WHY)
-    write_beat(far.starting, replace(beat_of(os.getpid()), host="another computer", time=0.0))
+    write_beat(far.pulse, replace(beat_of(os.getpid()), host="another computer"))
     assert (
         lapclip("train", "--background", "--name", "far").returncode == 2
-    )  # it may be at work over there
-
-
-def fill_folder(path: Path, file: str, text: str) -> None:
-    path.mkdir()
-    (path / file).write_text(text)
+    )  # it is at work over there
 
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_name_that_another_process_took_just_now_stays_its_own(
     here: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
 ) -> None:
-    """Both found that the run never began; the other one was faster, and has reserved the name since."""
+    """Both found that the run never began; the other one was faster, and has taken the name since."""
     refused("mine", WHY)
     truly = Run.never_began.__get__
     looks: list[Run] = []
 
+    def take(path: Path, whose: str) -> None:
+        path.mkdir()
+        (path / "request.json").write_text(json.dumps(asdict(TrainRequest(whose))))
+        write_beat(path / "pulse", beat_of(os.getpid()))
+
     def never_began(run: Run) -> bool:
         looks.append(run)
-        if len(looks) == 1:
+        if len(looks) == 2:
             shutil.rmtree(run.path)
-            fill_folder(run.path, "starting.key", "of the other")
+            take(run.path, "of the other")
             return True
-        if taken:  # while that one is out of sight, a third one takes the name
-            fill_folder(Path("runs/mine"), "starting.key", "of the third")
+        if taken and len(looks) == 3:  # while that one is out of sight, a third takes the name
+            take(Path("runs/mine"), "of the third")
         return truly(run)
 
     monkeypatch.setattr(Run, "never_began", property(never_began))
     with pytest.raises(RunError):
-        _new_folder("mine", "first-run", "starting.key", "of this one")
+        create_run("mine", "first-run", TrainRequest("of this one"))
     found = sorted(path.name for path in Path("runs").iterdir())
     assert found == (["mine", "mine-2"] if taken else ["mine"])
-    assert is_reserved(found[-1], "of the other")
+    assert TrainRequest.read(Path("runs", found[-1], "request.json")).recipe == "of the other"
 
 
-def test_a_command_that_is_interrupted_leaves_no_reserved_folder(
+def test_a_command_that_is_interrupted_leaves_a_run_that_can_be_started(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(subprocess, "Popen", interrupted)
-    assert lapclip("train", "--background", "--name", "mine").returncode == 130
-    assert not Path("runs/mine").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", interrupted)
+        assert lapclip("train", "--background", "--name", "mine").returncode == 130
+    assert Run(Path("runs/mine")).request.exists()
 
 
 def test_what_fails_while_starting_is_shown_with_its_words(here: Path) -> None:
@@ -473,24 +456,21 @@ def test_what_fails_while_starting_is_shown_with_its_words(here: Path) -> None:
     run = find_run("mine")
     until(lambda: run.state == "failed")
     assert "train.batch_size 16 is more than the 12 training images" in run.log.read_text()
-    done = lapclip("resume", "mine")
+    done = lapclip("eval", "mine")
     assert done.returncode == 2
     assert "did not start: train.batch_size 16 is more than the 12 training images" in done.stderr
 
 
-def test_a_reserved_folder_is_filled_by_who_knows_its_key(here: Path) -> None:
-    run = reserve_run(None, "first-run", "secret")
-    assert is_reserved(run.name, "secret")
-    assert not is_reserved(run.name, "guess")
-    assert not is_reserved(run.name, "")
-    write_beat(run.starting, beat_of(os.getpid()))
+def test_a_folder_becomes_a_run_when_its_settings_are_chosen(here: Path) -> None:
+    run = create_run(None, "first-run", TrainRequest("first-run"))
     assert [(found.name, found.state) for found in all_runs()] == [("first-run", "starting")]
-    filled = create_run(run.name, "first-run", {"run": {"format": 1}}, "secret")
-    assert filled.path == run.path
-    assert not run.starting.exists()
+    with run.lock():
+        assert run.state == "starting"
+        run.write_settings({"run": {"format": 1}})
+        assert run.state == "running"
+    assert not run.request.exists()
     assert run.read_settings() == {"run": {"format": 1}}
-    assert not is_reserved(run.name, "secret")
-    assert create_run(None, "first-run", {}).name == "first-run-2"
+    assert create_run(None, "first-run", TrainRequest("first-run")).name == "first-run-2"
 
 
 def test_two_runs_that_compete_are_told(here: Path, empty_cache: Path) -> None:
@@ -507,36 +487,6 @@ def test_two_runs_that_compete_are_told(here: Path, empty_cache: Path) -> None:
     train("first-run", SMALL, name="run")
     (note,) = events("run")[0]["notes"]
     assert "another run is at work on this computer, /somewhere/runs/other" in note
-
-
-def test_a_run_that_is_made_ready_in_the_foreground_is_listed(
-    here: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    about: list[str] = []
-
-    def set_up(*_: object) -> None:
-        until(at_work_path(PREPARING).exists, 10)
-        beat = read_beat(at_work_path(PREPARING))
-        assert beat is not None
-        about.append(beat.about)
-        raise DataError("these images are none")
-
-    monkeypatch.setattr("lapclip.commands.train.set_up", set_up)
-    for name in ("mine", None):
-        with pytest.raises(DataError):
-            train("first-run", SMALL, name=name)
-    assert about == [str(here / "runs" / "mine"), str(here / "runs")]
-    assert not at_work_path(PREPARING).exists()
-    assert not Path("runs").exists()
-    for at, path in enumerate([*about, str(here / "elsewhere" / "runs" / "other")]):
-        write_beat(at_work_path(PREPARING).with_name(f"{at}.json"), beat_of(os.getppid(), path))
-    rows = json.loads(lapclip("runs", "--json").stdout)["runs"]
-    assert [(row["name"], row["state"], row["step"]) for row in rows] == [
-        ("mine", "preparing", 0),
-        ("", "preparing", 0),
-    ]
-    assert "mine                    preparing" in lapclip("runs").stdout
-    assert "mine" in lapclip("watch", "--once").stdout
 
 
 def test_a_polite_run_waits_and_goes_on_by_itself_with_the_same_result(

@@ -17,8 +17,8 @@ from PIL import Image
 
 from lapclip.commands.clean import list_items, remove, select
 from lapclip.paths import leftovers, partial_path, sweep
-from lapclip.runs.folder import Run
-from lapclip.runs.heartbeat import PREPARING, at_work_path, beat_of, write_beat
+from lapclip.runs.folder import Run, TrainRequest, create_run
+from lapclip.runs.heartbeat import beat_of, write_beat
 from lapclip.searching.indexes import note_use
 from lapclip.weights import WEIGHTS
 
@@ -194,7 +194,7 @@ def test_a_run_that_is_locked_at_the_last_moment_stays(
 def test_a_run_that_begins_while_a_person_is_asked_stays(disk: Path) -> None:
     selected = select(list_items(), ["died", "mine"], None, caches=False)
     for name in ("died", "mine"):
-        write_beat(Run(Path("runs", name)).starting, beat_of(os.getpid()))
+        write_beat(Run(Path("runs", name)).pulse, beat_of(os.getpid()))
     removed, failed = remove(selected)
     assert not removed
     assert [item.kept for item in failed] == ["it is starting"] * 2
@@ -222,7 +222,7 @@ def test_given_data_stays_as_long_as_a_run_may_need_it(disk: Path, empty_cache: 
     for name in ("learnt", "other"):
         fill(disk / "runs/.data" / name / "captions.jsonl")
     settings = disk / "runs/died/run.toml"
-    recorded = os.path.join(os.sep, "before it was moved", "runs", ".data", "learnt")
+    recorded = "./runs/.data/learnt"
     settings.write_text(
         settings.read_text().replace('source = "scenes"', f"source = {json.dumps(recorded)}")
     )
@@ -233,13 +233,12 @@ def test_given_data_stays_as_long_as_a_run_may_need_it(disk: Path, empty_cache: 
 
     assert removable() == ["other"]
     listed = [item for item in list_items() if item.kind == "data"]
-    preparing = at_work_path(PREPARING).with_name("another.json")
-    write_beat(preparing, beat_of(os.getppid(), str(disk / "runs")))
+    begun = create_run("begun", "first-run", TrainRequest("first-run"))
     assert removable() == []
     assert (
         remove(select(listed, [], None, caches=True))[0] == []
     )  # it began while a person was asked
-    write_beat(preparing, beat_of(os.getppid(), str(disk / "elsewhere/runs")))
+    begun.pulse.unlink()
     assert [item.path.name for item in remove(select(listed, [], None, caches=True))[0]] == [
         "other"
     ]

@@ -30,6 +30,7 @@ from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import read_events
+from lapclip.runs.folder import Run
 from lapclip.training import teacher as teaching
 from lapclip.training.checkpoint import save_model
 from lapclip.training.teacher import (
@@ -296,7 +297,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name(
     with pytest.raises(LapclipError, match=said) as error:
         train_small("train.teacher=teacher.npy")
     assert "docs/distil.md" in str(error.value)
-    assert not Path("runs").exists()
+    assert Run(Path("runs/run")).never_began
 
 
 def test_a_file_cannot_teach_about_drawn_images(data: Path, here: Path) -> None:

@@ -186,7 +186,8 @@ def test_an_interrupt_while_images_are_drawn_says_so(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Interrupted" in errors
-    assert not (tmp_path / "runs").exists()
+    assert "lapclip resume first-run" in errors
+    assert [event["type"] for event in events(tmp_path)] == ["stopped"]
 
 
 def test_a_second_process_on_a_run_is_refused_and_stop_ends_the_first(here: Path) -> None:

@@ -23,7 +23,7 @@ from lapclip.machine.choose_device import choose_device
 from lapclip.machine.gpus import Cuda
 from lapclip.model.towers import ImageTower
 from lapclip.runs.events import read_events
-from lapclip.runs.folder import find_run
+from lapclip.runs.folder import Run, find_run
 from lapclip.training import step
 from lapclip.training.fallback import DEVICE, OPERATION
 
@@ -147,7 +147,7 @@ def test_out_of_memory_before_the_first_step_is_explained(
         match=r"tiny ran out of memory before its first step .*\n.*train\.micro_batch=8",
     ):
         train_small()
-    assert not Path("runs").exists()
+    assert Run(Path("runs/run")).never_began
 
 
 def test_out_of_memory_in_the_backward_pass_keeps_every_step(
@@ -399,7 +399,7 @@ def test_a_model_too_large_for_memory_is_refused_before_anything_is_built(here: 
     assert "tiny with 16 pairs at once needs about 19,8" in error
     assert "GB are free on cpu, and one pair at once does not fit either." in error
     assert "Try: " in error
-    assert not Path("runs").exists()
+    assert Run(Path("runs/first-run")).never_began
 
 
 CUDA_RUN = """

@@ -277,10 +277,10 @@ def test_a_graph_is_refused_where_none_can_be_recorded(here: Path) -> None:
         train_small("train.compile=graph")
 
 
-def test_a_batch_larger_than_the_data_leaves_no_run_behind(here: Path) -> None:
+def test_a_batch_larger_than_the_data_is_refused(here: Path) -> None:
     with pytest.raises(DataError, match="more than the 64 training images"):
         train_small("train.batch_size=65")
-    assert not Path("runs").exists()
+    assert Run(Path("runs/run")).never_began
 
 
 def test_a_device_that_is_not_here_is_refused(here: Path) -> None:

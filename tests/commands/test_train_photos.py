@@ -11,8 +11,6 @@ from PIL import Image
 
 from lapclip.cli.train import summary
 from lapclip.commands import run_setup
-from lapclip.commands.evaluate import evaluate
-from lapclip.commands.evaluation_data import EvaluationRequest
 from lapclip.commands.resume import resume
 from lapclip.commands.train import Outcome, train
 from lapclip.config import build_config, parse_settings, read_recipe
@@ -21,7 +19,6 @@ from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.evaluation import note_on_few
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import read_events
-from lapclip.runs.folder import find_run
 from lapclip.training.loop import Training
 
 from ..conftest import counted_reads, lapclip, set_flags
@@ -103,22 +100,6 @@ def test_a_run_whose_images_changed_is_not_resumed(here: Path) -> None:
     Image.new("RGB", (50, 50), "black").save(here / "photos/001.png")
     with pytest.raises(RunError, match=r"images, captions or splits in .*photos have changed"):
         resume("run")
-
-
-def test_a_run_made_before_keeps_the_pairs_it_was_scored_on(here: Path) -> None:
-    photos(here / "photos")
-    train_on_photos("data.split_rule=name", callbacks=stop_after(5))
-    path = here / "runs/run/run.toml"
-    before = path.read_text(encoding="utf-8")
-    path.write_text(before.replace('split_rule = "name"\n', ""), encoding="utf-8")
-    assert find_run("run").read_settings()["data"]["split_rule"] == "name"
-    assert resume("run").state == "finished"  # refused where its data is another
-    scored = evaluate(EvaluationRequest("run", device="cpu"))
-    assert scored["trained_on"] == 0
-    path.write_text(before.replace('"name"', '"content"'), encoding="utf-8")
-    assert (
-        evaluate(EvaluationRequest("run", device="cpu"))["trained_on"] > 0
-    )  # else the test shows nothing
 
 
 def test_a_batch_made_for_more_images_becomes_as_large_as_the_data(here: Path) -> None:

@@ -344,16 +344,6 @@ def test_a_run_that_failed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found["failed"].next == "lapclip resume unlucky"
 
 
-def test_a_run_in_the_background_that_never_began_points_to_its_log() -> None:
-    (finding,) = findings(
-        summarise([]),
-        Surroundings(name="elsewhere/early", state="failed", log="elsewhere/early/log.txt"),
-    )
-    assert finding.id == "failed"
-    assert finding.evidence.endswith("see elsewhere/early/log.txt")
-    assert findings(summarise([]), Surroundings(name="early", state="starting")) == []
-
-
 def test_nothing_is_said_about_learning_after_a_few_steps(runs) -> None:
     for name in ("no-rate", "wild", "black", "tiny-projection", "frozen"):
         early = [event for event in read_events(runs(name).events) if event.get("step", 0) <= 10]

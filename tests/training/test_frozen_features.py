@@ -26,6 +26,7 @@ from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.machine.ranks import ALONE
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import read_events
+from lapclip.runs.folder import Run
 from lapclip.runs.messages import log_line
 from lapclip.training import frozen_features as features
 from lapclip.training.checkpoint import WEIGHTS
@@ -244,7 +245,7 @@ def test_a_run_whose_start_is_gone_is_not_resumed_from_chance(
         patch.setattr("lapclip.commands.train.save_model", killed)
         with pytest.raises(KeyboardInterrupt):
             train_small(*begin)
-    assert not Path("runs/cut").exists()  # it was never there, so that the same command begins it
+    assert Run(Path("runs/cut")).never_began  # so that the same command begins it
     train_small(*begin)
     run = Path("runs/cut")
     lines = (run / "events.jsonl").read_text(encoding="utf-8").splitlines()
@@ -345,11 +346,11 @@ def test_the_shape_of_a_model_that_is_there_cannot_be_changed(here: Path, traine
         train_small("next", *COMMON, f"train.start={trained}", "model.embedding=8")
 
 
-def test_a_start_that_holds_no_model_is_refused_before_there_is_a_run(here: Path) -> None:
+def test_a_start_that_holds_no_model_is_refused(here: Path) -> None:
     Path("empty").mkdir()
     with pytest.raises(RunError, match="empty holds no model"):
         train_small("next", *COMMON, "train.start=empty")
-    assert not Path("runs/next").exists()
+    assert Run(Path("runs/next")).never_began
 
 
 def test_a_rate_that_breaks_pretrained_weights_is_warned_about(here: Path, trained: Path) -> None:

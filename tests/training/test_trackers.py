@@ -7,6 +7,7 @@ import pytest
 
 from lapclip.commands.train import train
 from lapclip.errors import ConfigError
+from lapclip.runs.folder import Run
 
 from ..conftest import SMALL
 
@@ -33,4 +34,4 @@ def test_without_the_package_it_is_refused_before_a_run(
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match="needs the package tensorboard"):
         train("first-run", [*SMALL, "track=tensorboard"])
-    assert not Path("runs").exists()
+    assert Run(Path("runs/first-run")).never_began

@@ -13,6 +13,7 @@ from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.runs.events import read_events
+from lapclip.runs.folder import Run
 from lapclip.training.step import TrainStep
 from lapclip.tuning import step_memory
 from lapclip.tuning.rehearsal import Rehearsal, Workload
@@ -167,7 +168,7 @@ def test_what_does_not_fit_is_refused_in_figures(
     ) as error:
         train("first-run", asked)
     assert hint in str(error.value)
-    assert not Path("runs").exists()
+    assert Run(Path("runs/first-run")).never_began
 
 
 def test_halvings_end_at_one() -> None:

@@ -11,7 +11,7 @@ import filelock
 import pytest
 from rich.console import Console
 
-from lapclip.runs.folder import Run, create_run
+from lapclip.runs.folder import Run
 from lapclip.runs.follow import FollowedRun
 from lapclip.runs.view import RunView
 from lapclip.watch.panels import FRAMED, Canvas
@@ -206,21 +206,6 @@ def test_before_the_first_step_there_is_something_to_see(tmp_path: Path, width: 
     begun = view_of(tmp_path, "b", [started(0.0)], working=True)
     assert begun.status == "starting"
     assert "0 of 200" in words(drawn(begun, width))
-    nowhere = FollowedRun(Run(tmp_path / "runs" / "later"))
-    nowhere.refresh()
-    assert "There is no run called later yet." in words(drawn(nowhere.view, width))
-
-
-def test_a_run_that_is_not_there_is_told_with_those_that_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("first", "second"):
-        create_run(name, "first-run", {})
-    for name, said in (("frist", "Did you mean first?"), ("nope", "Known: first, second.")):
-        nowhere = FollowedRun(Run(Path("runs", name)))
-        nowhere.refresh()
-        assert said in words(drawn(nowhere.view, 80))
 
 
 @pytest.mark.parametrize("width", WIDTHS)

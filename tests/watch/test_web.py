@@ -96,8 +96,8 @@ def test_runs_are_listed_with_their_standing(served: Served) -> None:
 
 
 def test_run_that_is_just_being_made_is_starting(here: Path) -> None:
-    make_run("new", [])
-    with server() as served:
+    run = make_run("new", [])
+    with run.lock(), server() as served:
         assert served.json("/runs")[0]["state"] == "starting"
         assert served.json("/runs/new")["curves"]["loss"] == {"x": [], "y": []}
 

@@ -219,7 +219,7 @@ def resume(
 def open_run(run: str | os.PathLike[str] | None = None) -> TrainingRun:
     """A run that is there, by its name or folder; without one, the newest. Commands and Python see the same runs."""
     found = find_run(path_name(run, "run", A_RUN))
-    if not found.starting.exists() and not found.settings.exists():
+    if not found.request.exists() and not found.settings.exists():
         found.read_settings()  # says that it is no run
     return TrainingRun(found.path)
 

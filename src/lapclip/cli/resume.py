@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from lapclip.cli.display import display, loading
 from lapclip.cli.join import TogetherDisplay, check_machines, own_arguments
-from lapclip.cli.output import ARGUMENTS, Common, emit, typed
+from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.train import report_outcome
 from lapclip.errors import ConfigError
 from lapclip.suggest import command
@@ -19,6 +19,7 @@ def resume(
     run: str | None = None,
     /,
     *,
+    data: str | None = None,
     background: Annotated[bool, Parameter(negative="")] = False,
     machines: int | None = None,
     address: str | None = None,
@@ -37,6 +38,8 @@ def resume(
     ----------
     run
         The run's name; without one, the newest that is not finished.
+    data
+        Where the images and captions of the run lie now, if they were moved. Example: lapclip resume --data photos/
     background
         Return at once; the run goes on without this terminal. Example: lapclip resume --background
     machines
@@ -57,7 +60,8 @@ def resume(
     if background and not detached:
         from lapclip.commands.background import resume_in_background
 
-        found = resume_in_background(ARGUMENTS.get(), run)
+        debug = common is not None and common.debug
+        found = resume_in_background(run, data=data, debug=debug)
         lines = [
             f"{found.path} goes on in the background.",
             f"Next: {typed(command('watch', found.typed))}",
@@ -83,11 +87,12 @@ def resume(
         return host(offer, machines, address, own_arguments(), run, TogetherDisplay())
     with display() as shown:
         # In the background log.txt has the run's lines already.
-        callbacks = Callbacks([] if detached else [shown], shown.data_progress)
+        listeners = [] if detached else [shown]
+        callbacks = Callbacks(listeners, shown.data_progress, shown.tuning_progress)
         if under_torchrun():
             outcome = take_part(lambda ranks: resume_run(run, callbacks, ranks=ranks), callbacks)
         else:
-            outcome = resume_run(run, callbacks, detached=detached)
+            outcome = resume_run(run, callbacks, detached=detached, data=data)
     return (
         0
         if outcome is None

@@ -20,9 +20,8 @@ def runs(*, common: Common | None = None) -> int:
     Example: `lapclip runs`
     """
     from lapclip.runs.folder import RUNS, Run, all_runs
-    from lapclip.runs.follow import preparing_rows
 
-    rows = [*map(run_row, all_runs()), *({**row, "age_seconds": None} for row in preparing_rows())]
+    rows = [run_row(run) for run in all_runs()]
     lines = [
         f"[bold]{'name':<24}{'state':<10}{'step':>14}  {'val R@1':>7}  {'of step':>7}  {'started':<16}  age[/bold]"
     ]
@@ -34,7 +33,7 @@ def runs(*, common: Common | None = None) -> int:
         age = _age_text(row["age_seconds"]) if row["age_seconds"] is not None else "-"
         paused = row["paused"] if row["state"] == "running" else None
         state = "paused" if paused else row["state"]
-        name = escape(printable(row["name"] or "(not named yet)"))
+        name = escape(printable(row["name"]))
         lines.append(
             f"{name:<24}{state:<10}{progress:>14}  {best:>7}  {best_step:>7}  {started:<16}  {age}"
         )

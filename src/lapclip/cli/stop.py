@@ -45,7 +45,7 @@ def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
     try:
         with Console(stderr=True).status(f"{found.name} finishes its step and saves"):
             while found.state in ("running", "starting"):
-                beat = read_beat(found.pulse) or read_beat(found.starting) or beat
+                beat = read_beat(found.pulse) or beat
                 time.sleep(0.2)
                 if (
                     found.path.exists() and not found.stop_asked()
@@ -63,14 +63,6 @@ def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
     except KeyboardInterrupt:
         told = f"Interrupted; {found.name} was asked to stop and will all the same. See: {typed('runs')}"
         raise KeyboardInterrupt(told) from None
-    if not found.path.exists():
-        stopped = {"run": str(found.path), "state": "stopped", "step": 0}
-        emit(
-            stopped,
-            [f"{found.path} was stopped before it began, and is gone.", f"Next: {typed('runs')}"],
-            common,
-        )
-        return 0
     row = run_row(found)
     result = {"run": str(found.path), "state": row["state"], "step": row["step"]}
     next_command = typed(found.resume_command() if row["state"] == "stopped" else "runs")

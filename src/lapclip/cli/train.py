@@ -16,7 +16,7 @@ from lapclip.cli.display import display, loading
 from lapclip.cli.eval import recall_table, short_query_line, start_lines
 from lapclip.cli.join import TogetherDisplay, check_machines, own_arguments
 from lapclip.cli.model import have_model
-from lapclip.cli.output import ARGUMENTS, Common, emit, source_setting, typed
+from lapclip.cli.output import Common, emit, source_setting, typed
 from lapclip.config import flag_settings, recipe_for
 from lapclip.errors import ConfigError
 from lapclip.evaluation import note_on_chance, note_on_few
@@ -47,7 +47,6 @@ def train(
     settings: Annotated[
         tuple[str, ...], Parameter(name="--set", negative="", show_default=False)
     ] = (),
-    reserved: Annotated[str, Parameter(show=False)] = "",
     yes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     machines: int | None = None,
     address: str | None = None,
@@ -116,10 +115,7 @@ def train(
     address
         The address or the interface of this computer at which others join, with or without a port. Example: lapclip
         train photos/ --machines 2 --address eth0:29500
-    reserved
-        The key of the folder that a run in the background fills.
     """
-    from lapclip.commands.background import reserved_run, train_in_background
     from lapclip.machine.ranks import under_torchrun
     from lapclip.which_model import start_setting, teacher_setting
 
@@ -148,22 +144,22 @@ def train(
     if under_torchrun():
         return _train_together(asked, minutes, name, common)
     recipe, settings = asked()
-    if background and not reserved:  # whoever knows the key is the process in the background
+    if background:
+        from lapclip.commands.background import train_in_background
         from lapclip.commands.choose_recipe import check_early  # brings numpy
+        from lapclip.runs.folder import TrainRequest, check_name
 
-        recipe = check_early(recipe, settings, minutes)
-        run = train_in_background(ARGUMENTS.get(), recipe, name)
+        request = TrainRequest(recipe, settings, minutes)
+        check_name(name)
+        debug = common is not None and common.debug
+        run = train_in_background(request, check_early(request), name, debug=debug)
         lines = [
             f"{run.path} starts in the background; its log is {run.log}.",
             f"Next: {escape(typed(command('watch', run.name)))}",
         ]
         emit({"run": str(run.path), "name": run.name, "state": "starting"}, lines, common)
         return 0
-    own = reserved_run(name, reserved)
     with display() as shown:
-        if own and own.stop_asked():
-            own.give_up()
-            return 0
         if machines is not None:
             from lapclip.commands.join import host, offer_new
 
@@ -174,12 +170,9 @@ def train(
             from lapclip.commands.run_setup import Callbacks
             from lapclip.commands.train import train as train_run
 
-        # In the background log.txt has the run's lines already.
-        callbacks = Callbacks(
-            [] if reserved else [shown], shown.data_progress, shown.tuning_progress
-        )
-        outcome = train_run(recipe, settings, minutes, name, callbacks, reserved)
-    return report_outcome(outcome, None if reserved else common)
+        callbacks = Callbacks([shown], shown.data_progress, shown.tuning_progress)
+        outcome = train_run(recipe, settings, minutes, name, callbacks)
+    return report_outcome(outcome, common)
 
 
 def _train_together(

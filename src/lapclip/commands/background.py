@@ -2,52 +2,50 @@
 
 from __future__ import annotations
 
-import secrets
 import subprocess
 import sys
-from collections.abc import Sequence
 
 from lapclip.errors import RunError
 from lapclip.machine.facts import python
 from lapclip.paths import open_own
-from lapclip.runs.folder import RUNS, Run, find_unfinished_run, is_reserved, reserve_run
+from lapclip.runs.folder import Run, TrainRequest, create_run, find_unfinished_run
 from lapclip.runs.heartbeat import beat_of, write_beat
 
 
-def train_in_background(arguments: Sequence[str], recipe: str, name: str | None) -> Run:
-    """Start the process in the background for a `lapclip train` with these arguments, in a folder made for it.
-
-    It gets the very arguments that this process was given, so that no flag is lost; only the key of the folder comes
-    before them, and the run's name where none was given. What it prints goes to the run's log.txt.
-    """
-    key = secrets.token_hex(8)
-    run = reserve_run(name, recipe, key)
-    command, *rest = arguments
-    try:
-        _spawn(run, [command, "--reserved", key, *([] if name else ["--name", run.name]), *rest])
-    except BaseException:  # Ctrl-C too: nobody else knows the key
-        run.give_up()
-        raise
+def train_in_background(
+    request: TrainRequest, recipe: str, name: str | None, *, debug: bool = False
+) -> Run:
+    """Make a run and start a process that trains it. `recipe` names a run without a name."""
+    run = create_run(name, recipe, request)
+    _spawn(run, debug=debug)
     return run
 
 
-def resume_in_background(arguments: Sequence[str], name: str | None) -> Run:
-    """Start the process in the background for a `lapclip resume` with these arguments, as `train_in_background`."""
+def resume_in_background(name: str | None, *, data: str | None = None, debug: bool = False) -> Run:
+    """Start a process that goes on with a run."""
     run = find_unfinished_run(name)
     run.check_links()
-    run.read_settings()
-    if run.state in ("running", "finished"):
+    if not run.never_began:
+        run.read_settings()
+    if run.state in ("starting", "running", "finished"):
         raise RunError(
             f"{run.path} is {run.state}; there is nothing to resume.", hint="lapclip runs"
         )
     run.clear_stop()  # a request made from now on is meant for the new process
-    command, *rest = arguments
-    _spawn(run, [command, "--detached", *([] if name else [run.name]), *rest])
+    _spawn(run, debug=debug, data=data)
     return run
 
 
-def _spawn(run: Run, arguments: Sequence[str]) -> None:
-    """A process without a terminal, in a session of its own: closing the terminal does not reach it."""
+def _spawn(run: Run, *, debug: bool, data: str | None = None) -> None:
+    """Start a process without a terminal, in a session of its own: closing the terminal does not reach it.
+
+    What it prints goes to the run's log.txt.
+    """
+    arguments = ["resume", "--detached"]
+    if debug:
+        arguments.append("--debug")
+    if data is not None:
+        arguments += ["--data", data]
     flags = {}
     if sys.platform == "win32":
         apart = subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP  # type: ignore[attr-defined]
@@ -55,20 +53,15 @@ def _spawn(run: Run, arguments: Sequence[str]) -> None:
     try:
         with open_own(run.log, "ab") as log:
             process = subprocess.Popen(
-                python("-m", "lapclip", *arguments),
+                python("-m", "lapclip", *arguments, "--", run.typed),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
                 **flags,
             )
-        write_beat(run.starting, beat_of(process.pid, "starting"))
+        write_beat(run.pulse, beat_of(process.pid))
     except OSError as error:
         raise RunError(
             f"Cannot start {run.name} in the background: {error.strerror or error}."
         ) from error
-
-
-def reserved_run(name: str | None, key: str) -> Run | None:
-    """The folder that waits for the process that knows the key."""
-    return Run(RUNS / name) if name is not None and is_reserved(name, key) else None

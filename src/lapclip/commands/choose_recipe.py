@@ -11,6 +11,7 @@ from typing import NamedTuple
 from lapclip.config import (
     AUTO,
     PHOTOS_RECIPE,
+    Config,
     DataConfig,
     Layer,
     build_config,
@@ -23,6 +24,7 @@ from lapclip.data.sources import find_source
 from lapclip.data.table import Table, check_enough, check_table
 from lapclip.errors import ConfigError, LapclipError
 from lapclip.model.shapes import SHAPES
+from lapclip.runs.folder import TrainRequest
 from lapclip.suggest import install
 
 # (most training images, recipe, reason) for runs that continue from a trained model.
@@ -99,21 +101,22 @@ def settle_recipe(recipe: str, settings: Sequence[str]) -> SettledRecipe:
 CHECK_SECONDS = 3.0  # time limit for checking data in the foreground; the run checks the rest
 
 
-def check_early(
-    recipe: str,
-    settings: Sequence[str],
-    minutes: float | None,
-) -> str:
-    """Refuse what can be refused before the prompt returns, and return the recipe that names the run's folder.
+def request_config(request: TrainRequest) -> Config:
+    """Return the configuration of a request. A recipe that is left open adds nothing to it."""
+    layers = [minutes_layer(request.minutes), parse_settings(list(request.settings))]
+    if request.recipe != AUTO:
+        layers = [read_recipe(request.recipe), *layers]
+    config = build_config(layers, SHAPES)
+    check_teacher(request.recipe, layers, config)
+    return config
+
+
+def check_early(request: TrainRequest) -> str:
+    """Refuse what can be refused before a run has a folder, and return the recipe that names the folder.
 
     If the recipe was left open and reading the data takes too long, the run settles it and the folder is "heads".
     """
-    layers = [minutes_layer(minutes), parse_settings(list(settings))]
-    if recipe != AUTO:
-        layers = [read_recipe(recipe), *layers]
-    config = build_config(layers, SHAPES)
-    check_teacher(recipe, layers, config)
-    return _check_data(recipe, settings, config.data)
+    return _check_data(request.recipe, request.settings, request_config(request).data)
 
 
 def _check_data(recipe: str, settings: Sequence[str], config: DataConfig) -> str:

@@ -20,7 +20,7 @@ from lapclip import paths
 from lapclip.errors import LapclipError, RunError, nearest
 from lapclip.paths import cache_folder, data_folder
 from lapclip.runs.folder import GIVEN, RUNS, Run, all_runs, given_name
-from lapclip.runs.heartbeat import PREPARING, others_at_work, runs_in_use
+from lapclip.runs.heartbeat import runs_in_use
 from lapclip.searching.indexes import what_is_indexed
 from lapclip.suggest import command
 from lapclip.weights.published_models import FOLDER as MODELS
@@ -143,9 +143,7 @@ def _data() -> Iterator[Item]:
     yield from _leftovers(GIVEN)
     runs = all_runs()
     used_by = {given_name(run.data_source() or ""): run.name for run in runs}
-    is_starting = any(run.is_starting for run in runs)
-    for beat in others_at_work(PREPARING):
-        is_starting = is_starting or Path(beat.about).is_relative_to(RUNS.absolute())
+    is_starting = any(run.state == "starting" for run in runs)
     for path in GIVEN.glob("[!.]*"):
         if path.is_dir() and not path.is_symlink():
             kept = "a run begins here, perhaps with it" if is_starting else ""

@@ -5,6 +5,7 @@ The ranks of torchrun that do not write do the same with a copy of what the writ
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -31,6 +32,8 @@ from lapclip.commands.run_setup import (
 )
 from lapclip.commands.train import (
     Outcome,
+    begin,
+    behaving,
     check_same_start,
     company,
     competitors,
@@ -49,9 +52,9 @@ from lapclip.compare.together import compare_together
 from lapclip.config import AUTO, SECTIONS, Config, Layer, build_config, replace_in
 from lapclip.data.dataset import DataSet
 from lapclip.data.pixels import View
-from lapclip.data.sources import find_source
+from lapclip.data.sources import absolute, find_source
 from lapclip.data.tokenizers import load_tokenizer
-from lapclip.errors import ConfigError, LostRank, RunBusy, RunError
+from lapclip.errors import ConfigError, DataError, LostRank, RunBusy, RunError
 from lapclip.machine import facts
 from lapclip.machine.choose_device import (
     choose_compile,
@@ -68,7 +71,7 @@ from lapclip.paths import temporary_folder
 from lapclip.progress import DataProgress
 from lapclip.runs import events
 from lapclip.runs.events import mapping, read_events
-from lapclip.runs.folder import Run, find_unfinished_run, run_of_job
+from lapclip.runs.folder import Run, TrainRequest, find_unfinished_run, run_of_job
 from lapclip.runs.heartbeat import read_beat
 from lapclip.suggest import command
 from lapclip.text import counted
@@ -116,10 +119,12 @@ def resume(
     *,
     detached: bool = False,
     ranks: Ranks = ALONE,
+    data: str | None = None,
 ) -> Outcome:
     """Resume a run; without a name, the newest that is unfinished.
 
     For a `detached` process, earlier requests to stop were removed before it started: one that is there is for it.
+    `data` is where the data of the run lies now, if it was moved.
     """
     began, laps = time.perf_counter(), Laps()
     run = find_unfinished_run(name)
@@ -133,9 +138,18 @@ def resume(
             f"{run.path} is about to go on: the computers that train it meet again.",
             hint=command("stop", run.typed),
         )
+    if run.request.exists() and not run.settings.exists():
+        request = TrainRequest.read(run.request)
+        if data is not None:
+            moved = f"data.source={json.dumps(absolute(data))}"
+            request = replace(request, settings=(*request.settings, moved))
+        return begin(run, request, callbacks, ranks, detached=detached)
     saved = run.read_settings()
+    if data is not None:
+        saved["data"]["source"] = absolute(data)
+        saved["run"].get("asked", {}).get("data", {})["source"] = absolute(data)
     work = build_config([Layer(str(run.settings), {"work": saved.get("work", {})})], SHAPES).work
-    with working_on(run, work):
+    with working_on(run), behaving(work):
         if not detached:
             run.clear_stop()  # first of all: a request made from now on is meant for this process
         if run.last_state() == "finished":
@@ -150,6 +164,8 @@ def resume(
         except KeyboardInterrupt:
             told = f"Interrupted before {run.name} went on; it is as it was. Go on: {run.resume_command()}"
             raise KeyboardInterrupt(told) from None
+        if data is not None:
+            run.write_settings(saved)
         with stop_signals() as signals, recording(run, callbacks, setup.config) as log:
             training = start_training(run, setup, log, ranks)
             skipped = restore(training)
@@ -208,9 +224,8 @@ def follow(ranks: Ranks) -> None:
                 compare_together(ranks, lambda what: None)
             if named["task"] in (COMPARE_TOGETHER, NOTHING_LEFT):
                 return
-            run = Run(
-                folder / f"run-{Path(named['run']).name}"
-            )  # a name such as ".." leads nowhere else
+            # A name such as ".." leads nowhere else.
+            run = Run(folder / f"run-{Path(named['run']).name}", Path(named["base"]))
             run.path.mkdir(exist_ok=True)
             share_run_files(run, (), ranks)
             features = named["task"] == FEATURES_TOGETHER
@@ -316,9 +331,9 @@ def gather_again(
     loaded: Loaded | None = None,
 ) -> Ingredients:
     """The configuration a run goes on with, its data, its tokenizer, its initial weights and teacher embeddings."""
-    if "reasons" not in saved:  # what is written last
+    if "reasons" not in saved:
         raise RunError(
-            f"{run.settings} is cut off: it has no [reasons].",
+            f"{run.settings} is damaged: it has no [reasons].",
             hint=f"a new run: {run.train_again()}",
         )
     layer = Layer(str(run.settings), {section: saved.get(section, {}) for section in SECTIONS})
@@ -327,13 +342,16 @@ def gather_again(
     if ranks.writes:
         ranks.announce(asdict(config))
     fingerprint = str(saved["run"].get("data_fingerprint"))
-    data = (
-        loaded.data if loaded and loaded.fits(config) else load_again(config, fingerprint, progress)
-    )
+    if loaded and loaded.fits(config):
+        data = loaded.data
+    else:
+        with _maybe_moved(run, config.data.source):
+            data = load_again(config, fingerprint, progress)
     if data.fingerprint != fingerprint:
         raise RunError(
             f"The data is not what {run.path} began with: {find_source(config.data.source).what_changed(config.data)}.",
-            hint=f"the images and captions as they were, or a new run: {run.train_again()}",
+            hint=f"the images and captions as they were, {command('resume', run.typed, '--data')} FOLDER if they "
+            f"were moved, or a new run: {run.train_again()}",
         )
     # Learnt once: another release of what learns it might number the tokens otherwise.
     tokenizer = load_tokenizer(run.tokenizer) or fit_vocabulary(config, data)[1]
@@ -365,6 +383,18 @@ def gather_again(
         reasons=saved["reasons"],
         tuned_seconds=saved["run"].get("tuned_seconds"),
     )
+
+
+@contextmanager
+def _maybe_moved(run: Run, source: str) -> Iterator[None]:
+    """Suggest `--data` if data that cannot be read is not where it was."""
+    try:
+        yield
+    except DataError as error:
+        if not os.path.isabs(source) or os.path.exists(source):
+            raise
+        again = command("resume", run.typed, "--data")
+        raise RunError(error.message, hint=f"{again} FOLDER, if the data was moved") from None
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tomli_w
 
 from lapclip import __version__
 from lapclip.commands.choose_recipe import check_towers, settle_recipe
@@ -54,7 +53,7 @@ from lapclip.measure.timing import Timer, Timing
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import LowRank, freeze
 from lapclip.model.shapes import SHAPES
-from lapclip.paths import cache_folder, temporary_folder, write_atomic
+from lapclip.paths import cache_folder, temporary_folder
 from lapclip.progress import DataProgress, Status
 from lapclip.runs.events import Listener
 from lapclip.runs.folder import FORMAT, Run
@@ -621,12 +620,13 @@ def share_set_up(
     """Have the other ranks build the same, to compute the features of what is frozen with this one."""
     with temporary_folder("rank") as folder:
         run = Run(folder)
-        write_atomic(run.settings, tomli_w.dumps(saved_settings(ingredients)))
+        run.write_settings(saved_settings(ingredients))
         save_tokenizer(ingredients.tokenizer, run.tokenizer)
         if ingredients.initial_weights:
             save_model(embedder, run.start)
         ranks.connect(device.collectives)
-        ranks.from_writer({"task": FEATURES_TOGETHER, "run": "features"}, "set-up")
+        task = {"task": FEATURES_TOGETHER, "run": "features", "base": str(run.base)}
+        ranks.from_writer(task, "set-up")
         files = [path for path in sorted(run.path.rglob("*")) if path.is_file()]
         digest = ingredients.teacher.digest if ingredients.teacher else ""
         share_run_files(

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from lapclip import __version__
+from lapclip.commands.choose_recipe import check_early, request_config
 from lapclip.commands.run_setup import (
     TRAIN_TOGETHER,
     Callbacks,
@@ -38,7 +39,7 @@ from lapclip.data.batches import Batch
 from lapclip.data.dataset import Pairs, save_seen
 from lapclip.data.tokenizers import save_tokenizer
 from lapclip.embedder import Embedder, load_torch
-from lapclip.errors import LapclipError, LostRank, TrainingError
+from lapclip.errors import LapclipError, LostRank, RunBusy, TrainingError
 from lapclip.evaluation.calibration import calibrate, keep_calibration
 from lapclip.evaluation.hubness import draw_bank, read_bank, save_bank
 from lapclip.evaluation.short_questions import (
@@ -56,10 +57,9 @@ from lapclip.machine.timing import Laps
 from lapclip.model.clip import count_parameters
 from lapclip.paths import open_own
 from lapclip.runs import events
-from lapclip.runs.events import EventLog, mapping, read_events
-from lapclip.runs.folder import RUNS, Run, check_name, create_run
+from lapclip.runs.events import Event, EventLog, mapping, read_events
+from lapclip.runs.folder import Run, TrainRequest, check_name, create_run
 from lapclip.runs.heartbeat import (
-    PREPARING,
     Pulse,
     at_work_path,
     beat_of,
@@ -87,36 +87,46 @@ def train(
     minutes: float | None = None,
     name: str | None = None,
     callbacks: Callbacks = Callbacks(),
-    reserved: str = "",
     ranks: Ranks = ALONE,
 ) -> Outcome:
-    """Train from a recipe in a new run. `reserved` is the key of a folder that was made for it in the foreground.
+    """Train from a recipe in a new run.
 
     Under torchrun this is for the rank that writes (`take_part` in commands/resume.py).
     """
+    request = TrainRequest(recipe, tuple(settings), minutes)
+    check_name(name)
+    run = create_run(name, check_early(request), request)
+    return begin(run, request, callbacks, ranks)
+
+
+def begin(
+    run: Run,
+    request: TrainRequest,
+    callbacks: Callbacks = Callbacks(),
+    ranks: Ranks = ALONE,
+    *,
+    detached: bool = False,
+) -> Outcome:
+    """Choose the settings of a run and train it from its first step.
+
+    The run may be new, or its start may have been interrupted before. A `detached` process leaves requests to stop
+    alone: one that is there is for it.
+    """
     began, laps = time.perf_counter(), Laps()
-    check_name(name, reserved)
-    # A run in the background has its folder already. This one has none until all is ready, and may yet be refused.
-    beats = (
-        nullcontext()
-        if reserved
-        else Pulse([at_work_path(PREPARING)], str((RUNS / (name or "")).absolute()))
-    )
-    try:
-        with beats:
-            setup = set_up(recipe, settings, minutes, callbacks, ranks, laps)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            "Interrupted before the run began: there is nothing to resume."
-        ) from None
-    run = create_run(
-        name, setup.recipe, saved_settings(setup), reserved, partial(save_start, setup=setup)
-    )
-    with (
-        working_on(run, setup.config.work),
-        stop_signals() as signals,
-        recording(run, callbacks, setup.config) as log,
-    ):
+    with working_on(run), ExitStack() as stack:
+        if run.settings.exists():
+            raise RunBusy(f"Another process has just started {run.path}.", hint="lapclip runs")
+        if not detached:
+            run.clear_stop()
+        with recording_failed_start(run):
+            config = request_config(request)
+            stack.enter_context(behaving(config.work))
+            setup = set_up(
+                request.recipe, request.settings, request.minutes, callbacks, ranks, laps
+            )
+            save_start(run, setup)
+        signals = stack.enter_context(stop_signals())
+        log = stack.enter_context(recording(run, callbacks, setup.config))
         training = start_training(run, setup, log, ranks)
         notes = [*setup.notes, *company(run, ranks), *competitors()]
         if setup.config.work.polite:
@@ -126,6 +136,26 @@ def train(
         del setup  # so that what a fallback replaces is gone
         share_run(training)
         return run_to_end(training, signals, began, laps, callbacks)
+
+
+@contextmanager
+def recording_failed_start(run: Run) -> Iterator[None]:
+    """Write down why a run failed or was interrupted before its first step."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _record_end(run, events.Stopped(step=0, reason="SIGINT"))
+        raise KeyboardInterrupt(
+            f"Interrupted before the first step. Go on: {run.resume_command()}"
+        ) from None
+    except Exception as error:
+        _record_end(run, events.Failed(step=0, error=str(error) or type(error).__name__))
+        raise
+
+
+def _record_end(run: Run, event: Event) -> None:
+    with suppress(LapclipError, OSError), closing(EventLog(run.events)) as log:
+        log.append(event)
 
 
 def stop_signals() -> Signals:
@@ -183,7 +213,8 @@ def share_run(training: Training) -> None:
     settings = asdict(training.config.train)
     if training.features is None or training.features.is_empty:  # then the others take none, either
         settings["features"] = NEVER
-    ranks.from_writer({"task": TRAIN_TOGETHER, "run": run.name, "train": settings}, "set-up")
+    task = {"task": TRAIN_TOGETHER, "run": run.name, "base": str(run.base), "train": settings}
+    ranks.from_writer(task, "set-up")
     digest = str(run.read_settings()["run"].get("teacher_digest", ""))
     cached = cached_for_others(digest, training.config, training.data)
     share_run_files(run, [path for path in files if path.is_file()], ranks, cached)
@@ -254,7 +285,7 @@ def record_truth(training: Training) -> None:
 
 
 def save_start(run: Run, setup: RunSetup) -> None:
-    """Put into the run's folder what it needs to be resumed, and what it has seen."""
+    """Put into the run's folder what it needs to be resumed, and what it has seen. The settings come last."""
     save_tokenizer(setup.tokenizer, run.tokenizer)
     save_seen(setup.data.train.identities, run.seen, setup.config.train.start)
     save_bank(draw_bank(setup.data.train.captions), run.questions)
@@ -262,6 +293,7 @@ def save_start(run: Run, setup: RunSetup) -> None:
     if setup.initial_weights:
         save_model(setup.embedder, run.start)
         setup.initial_weights.read_from(run.start)
+    run.write_settings(saved_settings(setup))
 
 
 ENOUGH_TO_CALIBRATE, STEPS_TO_CALIBRATE = 100, 100
@@ -314,13 +346,19 @@ class Outcome:
 
 
 @contextmanager
-def working_on(run: Run, work: WorkConfig) -> Iterator[None]:
-    """Work on a run alone, with a sign of life for others, on a machine that does not fall asleep."""
+def working_on(run: Run) -> Iterator[None]:
+    """Work on a run alone, with a sign of life for others."""
     beats = Pulse([run.pulse, at_work_path()], str(run.path.absolute()))
-    with run.lock(), beats, kept_awake(wanted=work.keep_awake):
-        run.has_started()
-        if work.polite:
-            lower_priority()
+    with run.lock(), beats:
+        yield
+
+
+@contextmanager
+def behaving(work: WorkConfig) -> Iterator[None]:
+    """Keep the machine awake and lower the priority of this process, as the settings say."""
+    if work.polite:
+        lower_priority()
+    with kept_awake(wanted=work.keep_awake):
         yield
 
 

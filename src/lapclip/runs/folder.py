@@ -15,18 +15,20 @@ lock            held by the process that works on the run; the system frees it w
 pulse           which process that is, and when it last gave a sign of life
 job             which job of torchrun worked on it last, where one did, and the process that starts it again
 stop            there while someone asks the run to save and end
-starting        in place of run.toml until a run in the background has chosen its settings
+request.json    what was asked for, in place of run.toml until the settings are chosen
 """
 
 from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +36,15 @@ import filelock
 import tomli_w
 
 from lapclip import paths
-from lapclip.config import BY_NAME, SECTIONS
-from lapclip.errors import RunBusy, RunError, nearest
+from lapclip.config import SECTIONS
+from lapclip.errors import RunBusy, RunError, nearest, split_hint
 from lapclip.paths import (
+    LARGEST_SETTINGS,
     first_link,
     has_second_name,
     hidden_path,
     is_link,
-    open_own,
+    parse_json,
     partial_path,
     read_bytes,
     read_toml,
@@ -49,28 +52,53 @@ from lapclip.paths import (
     write_atomic,
 )
 from lapclip.runs.events import read_events
-from lapclip.runs.heartbeat import LATE, beat_elsewhere, read_beat
+from lapclip.runs.heartbeat import LATE, beat_elsewhere, beat_of, read_beat, write_beat
 from lapclip.runs.summary import RunProgress
 from lapclip.suggest import command, resume_command, train_command
-from lapclip.text import one_line, printable
+from lapclip.text import printable
 
 FORMAT = 1
 """Rises when an older lapclip could not resume the run."""
 RUNS = Path("runs")
 GIVEN = RUNS / ".data"
 """Data that Python code had in memory, written down for the runs beside it (`lapclip.data.in_memory`)."""
-RUN_FILES = ("run.toml", "events.jsonl", "starting", "starting.key")
+REQUEST = "request.json"
+RUN_FILES = ("run.toml", "events.jsonl", REQUEST)
 """Files of which each run has one at least."""
-LAST_BYTES = 4000
-"""Of a log, to find the last words in."""
+BELOW = "./"  # start of data paths that are relative to the folder of `runs/`
+DATA_PATHS = ("source", "pictures")  # settings of `data` that hold paths
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """What `train` was asked for."""
+
+    recipe: str
+    settings: tuple[str, ...] = ()
+    """Changes of the recipe, as `--set` takes them."""
+    minutes: float | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> TrainRequest:
+        """Read a request, or raise a `RunError` if the file is damaged."""
+        try:
+            saved = parse_json(read_bytes(path, LARGEST_SETTINGS, own=True).decode("utf-8"))
+            return cls(str(saved["recipe"]), tuple(map(str, saved["settings"])), saved["minutes"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{path} is not readable: {error}.", hint="lapclip train starts a new run"
+            ) from None
 
 
 class Run:
     """A run's folder."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, base: Path | None = None) -> None:
         self.path = path
         self.name = path.name
+        self.base = base or Path(os.path.abspath(path)).parent.parent
+        """The folder of `runs/`, which data paths may be relative to."""
+        self.request = path / REQUEST
         self.settings = path / "run.toml"
         self.tokenizer = path / "tokenizer.json"
         self.events = path / "events.jsonl"
@@ -83,7 +111,6 @@ class Run:
         """A model between its start and its end."""
         self.images = path / "pictures"
         self.pulse = path / "pulse"
-        self.starting = path / "starting"
         self.seen = path / "seen.npy"
         """Which images it learns from."""
         self.questions = path / "questions.json"
@@ -139,49 +166,25 @@ class Run:
         return self.state_after(self.last_state)
 
     def state_after(self, last_state: Callable[[], str]) -> str:
-        """The state, for whoever knows the run's events already: `last_state` is asked if no process works on it."""
+        """Return the state, calling `last_state` for that of its events if no process works on it."""
         if self.running:
-            return "running"
-        if self.is_starting:
+            return "running" if self.settings.exists() else "starting"
+        if self.is_about_to_start:
             return "starting"
-        state = last_state() if self.settings.exists() else "failed"
+        state = last_state()
         return "starting" if state != "finished" and self.is_between_starts else state
 
     @property
-    def is_starting(self) -> bool:
-        """Whether a process in the background chooses its settings."""
-        beat = read_beat(self.starting)
-        return beat is not None and beat.alive
+    def is_about_to_start(self) -> bool:
+        """Whether a process of this computer has yet to take its lock."""
+        beat = read_beat(self.pulse)
+        return beat is not None and beat.is_here and beat.alive
 
     @property
     def never_began(self) -> bool:
-        """Whether it was to start in the background, and its process ended before it had chosen its settings."""
-        beat = read_beat(self.starting)
-        # A process on another computer writes no second beat, and may be at work on its data still.
-        return beat is not None and beat.is_here and not beat.alive and not self.settings.exists()
-
-    def last_words(self) -> tuple[str, str]:
-        """What the process of a run that never began said at last: its error, and what to try. Empty for others."""
-        if self.settings.exists():
-            return "", ""
-        try:
-            with open_own(self.log) as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
-                text = file.read().decode("utf-8", errors="replace")
-        except OSError:
-            text = ""
-        said = [
-            one_line(line)
-            for line in text.splitlines()
-            if line.strip() and not line.startswith("{")
-        ]  # of --json
-        hint = said.pop().removeprefix("Try: ") if said and said[-1].startswith("Try: ") else ""
-        hint = f"the same command with {hint}" if hint.startswith("--") else hint
-        if not said:
-            return f"its process ended without a word in {self.log}.", hint
-        if not hint and not said[-1].endswith((".", "?")) and "Error" not in said[-1]:
-            return f"its process ended without a word, after this: {said[-1]}", ""
-        return said[-1], hint
+        """Whether its start failed or was interrupted before the settings were chosen."""
+        is_prepared = self.settings.exists() or not self.request.exists()
+        return not is_prepared and not self.running and not self.is_about_to_start
 
     def last_state(self) -> str:
         """The state of a run that no process works on, by its events."""
@@ -260,27 +263,24 @@ class Run:
             return None
 
     def record(self, section: str, values: dict[str, Any]) -> None:
-        """Add a section to run.toml, or replace it: what the run has found out about itself."""
-        write_atomic(self.settings, tomli_w.dumps({**self.read_settings(), section: values}))
+        """Add a section to run.toml, or replace it."""
+        self.write_settings({**self.read_settings(), section: values})
+
+    def write_settings(self, values: dict[str, Any]) -> None:
+        """Write run.toml, with paths of data below the folder of `runs/` relative to that folder."""
+        try:
+            text = tomli_w.dumps(_map_data_paths(values, self._relative))
+            write_atomic(self.settings, text)
+            self.request.unlink(missing_ok=True)
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
 
     def read_settings(self) -> dict[str, Any]:
-        """The contents of run.toml."""
+        """Return the contents of run.toml, with absolute paths of data."""
         try:
             values = read_toml(self.settings, own=True)
         except FileNotFoundError:
-            if self.starting.exists():
-                if self.state == "starting":
-                    raise RunError(
-                        f"{self.path} is still starting; see {self.log}.",
-                        hint=command("watch", self.typed),
-                    ) from None
-                reason, hint = self.last_words()
-                raise RunError(
-                    f"{self.path} did not start: {reason}", hint=hint or f"see {self.log}"
-                ) from None
-            raise RunError(
-                f"{self.path} is not a run: it has no run.toml.", hint="lapclip runs"
-            ) from None
+            raise self._not_prepared() from None
         except (OSError, ValueError) as error:
             raise RunError(
                 f"{self.settings} is not readable: {error}.", hint="lapclip train starts a new run"
@@ -297,15 +297,33 @@ class Run:
                 f"{self.settings} has format {found!r}; this lapclip reads {FORMAT}.",
                 hint="the release that wrote it",
             )
-        if isinstance(data := values.get("data"), dict):
-            # A run made before there was a choice is scored on the pairs it always had.
-            data.setdefault("split_rule", BY_NAME)
-            # The folder around the runs may have been moved, and the data that was given to them with it.
-            if (name := given_name(str(data.get("source")))) and not os.path.exists(data["source"]):
-                beside = Path(os.path.abspath(self.path)).parent / GIVEN.name / name
-                if beside.is_dir():
-                    _move_along(data, beside)
-        return values
+        return _map_data_paths(values, self._absolute)
+
+    def _not_prepared(self) -> RunError:
+        """Return the error for a run whose settings are not chosen."""
+        if not self.request.exists():
+            return RunError(f"{self.path} is not a run: it has no run.toml.", hint="lapclip runs")
+        if self.state == "starting":
+            return RunError(
+                f"{self.path} is still starting; see {self.log}.",
+                hint=command("watch", self.typed),
+            )
+        ending = self.last_ending()
+        if ending.get("type") == "failed":
+            reason, hint = split_hint(str(ending.get("error")))
+            return RunError(f"{self.path} did not start: {reason}", hint=hint)
+        return RunError(
+            f"{self.path} ended before its first step.", hint=command("resume", self.typed)
+        )
+
+    def _relative(self, path: str) -> str:
+        """Return a path below the folder of `runs/` as relative to it, any other unchanged."""
+        if os.path.isabs(path) and Path(path).is_relative_to(self.base):
+            return BELOW + Path(path).relative_to(self.base).as_posix()
+        return path
+
+    def _absolute(self, path: str) -> str:
+        return str(self.base / path) if path.startswith(BELOW) else path
 
     def ask_to_stop(self) -> None:
         """Ask the process that works on the run to save and end."""
@@ -320,40 +338,23 @@ class Run:
         """Whether someone asked the run to end. Polled, because a detached Windows process gets no signals."""
         return self._stop.exists()
 
-    def has_started(self) -> None:
-        """Whoever works on the run holds its lock from here on."""
-        with suppress(OSError):
-            self.starting.unlink(missing_ok=True)
-
-    def give_up(self) -> None:
-        """Remove a folder that was reserved for a run that will not begin."""
-        try:
-            paths.remove_whole(self.path)
-        except (
-            OSError
-        ):  # Windows keeps a folder whose log is open; without these files it is no run
-            for path in (self.starting, self.path / "starting.key"):
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
-            paths.remove(self.path)
-
     def clear_stop(self) -> None:
         """Forget an earlier request."""
         self._stop.unlink(missing_ok=True)
 
 
-def _move_along(data: dict[str, Any], source: Path) -> None:
-    """Where the folder around the runs was moved, the data that was given to a run lies there, and so do images that
-    were in it."""
-    before, now = Path(data["source"]).parents[2], source.parents[2]
-    data["source"] = str(source)
-    images = Path(str(data.get("pictures") or ""))
-    if (
-        images.is_relative_to(before)
-        and not images.exists()
-        and (moved := now / images.relative_to(before)).is_dir()
-    ):
-        data["pictures"] = str(moved)
+def _map_data_paths(values: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """Return settings with their paths of data changed, both the resolved ones and those that were asked for."""
+    mapped = dict(values)
+    if isinstance(values.get("data"), dict):
+        mapped["data"] = dict(values["data"])
+        for name in DATA_PATHS:
+            if isinstance(mapped["data"].get(name), str):
+                mapped["data"][name] = change(mapped["data"][name])
+    about = values.get("run")
+    if isinstance(about, dict) and isinstance(about.get("asked"), dict):
+        mapped["run"] = {**about, "asked": _map_data_paths(about["asked"], change)}
+    return mapped
 
 
 def given_name(source: str) -> str:
@@ -363,65 +364,21 @@ def given_name(source: str) -> str:
     return path.name if path.parts[-3:-1] == GIVEN.parts else ""
 
 
-def check_name(name: str | None, reserved: str = "") -> None:
-    """Refuse a name that cannot be a folder or is taken, unless it was reserved with this key. A run that never began
-    does not hold its name."""
-    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+def check_name(name: str | None) -> None:
+    """Refuse a name that cannot be a folder or is taken. A run that never began does not hold its name."""
+    if name is None:
+        return
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise RunError(
             f"{name[:120]!r} cannot name a run: at most 100 letters, digits, dots, dashes and underscores.",
             hint="--name my-run",
         )
-    if name is None or is_reserved(name, reserved) or Run(RUNS / name).never_began:
+    run = Run(RUNS / name)
+    if not run.path.exists() or run.never_began:
         return
-    if (RUNS / name).exists():
-        run = Run(RUNS / name)
-        over = run.last_state() == "finished"
-        hint = f"--name {name}-2" if over else f"{run.resume_command()}, or another --name"
-        raise RunError(f"{RUNS / name} exists.", hint=hint)
-
-
-def create_run(
-    name: str | None,
-    recipe: str,
-    settings: dict[str, Any],
-    reserved: str = "",
-    fill: Callable[[Run], None] = lambda run: None,
-) -> Run:
-    """A new folder under runs/, named after the recipe if not named. From the first moment that it is a run, its
-    run.toml is in it and all that `fill` writes: a process that is killed before leaves nothing to go on from."""
-    check_name(name, reserved)
-    if name is not None and is_reserved(name, reserved):
-        fill(Run(RUNS / name))
-        return _settle(Run(RUNS / name), tomli_w.dumps(settings))
-    return _new_folder(name, recipe, "run.toml", tomli_w.dumps(settings), fill)
-
-
-def reserve_run(name: str | None, recipe: str, reserved: str) -> Run:
-    """A new folder for a run whose settings another process will choose, which knows this key."""
-    check_name(name)
-    return _new_folder(name, recipe, "starting.key", reserved)
-
-
-def is_reserved(name: str, reserved: str) -> bool:
-    """Whether a folder waits for the process that knows this key."""
-    try:
-        return (
-            bool(reserved)
-            and read_bytes(RUNS / name / "starting.key", own=True) == reserved.encode()
-        )
-    except OSError:
-        return False
-
-
-def _settle(run: Run, settings: str) -> Run:
-    """Turn a reserved folder into a run."""
-    try:
-        write_atomic(run.settings, settings)
-        for path in (run.starting, run.path / "starting.key"):
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        raise _cannot_write(run.path, error) from error
-    return run
+    over = run.last_state() == "finished"
+    hint = f"--name {name}-2" if over else f"{run.resume_command()}, or another --name"
+    raise RunError(f"{run.path} exists.", hint=hint)
 
 
 def _cannot_write(path: Path, error: OSError) -> RunError:
@@ -438,22 +395,20 @@ def _leads_elsewhere(path: Path) -> RunError:
     )
 
 
-def _new_folder(
-    name: str | None,
-    recipe: str,
-    file: str,
-    text: str,
-    fill: Callable[[Run], None] = lambda run: None,
-) -> Run:
-    """A folder with one file, and what `fill` writes, in it from the first moment."""
+def create_run(name: str | None, recipe: str, request: TrainRequest) -> Run:
+    """Make a folder under runs/, named after the recipe if not named.
+
+    From its first moment it holds the request, from which `resume` starts it if this process is killed.
+    """
+    check_name(name)
     partial = None
     try:
         RUNS.mkdir(exist_ok=True)
         sweep(RUNS)
         partial = partial_path(RUNS / "new")
         partial.mkdir()
-        (partial / file).write_text(text, encoding="utf-8")
-        fill(Run(partial))
+        (partial / REQUEST).write_text(json.dumps(asdict(request)), encoding="utf-8")
+        write_beat(Run(partial).pulse, beat_of(os.getpid()))
         for path in (RUNS / candidate for candidate in ([name] if name else _free_names(recipe))):
             if Run(path).never_began:
                 _free(path)
@@ -529,7 +484,8 @@ def find_unfinished_run(name: str | None) -> Run:
         return find_run(name)
     newest = find_run(None)
     for run in reversed(all_runs()):
-        if run.settings.exists() and run.state in ("stopped", "died", "failed"):
+        state = run.state
+        if state in ("stopped", "died") or (state == "failed" and run.settings.exists()):
             return run
     raise RunError(
         f"There is nothing to resume; the newest run, {newest.path}, is {newest.state}.",
@@ -553,7 +509,8 @@ def run_of_job(job: str, agent: int | None = None) -> Run | None:
 
 def all_runs() -> list[Run]:
     """The runs in this folder, the newest last."""
-    found = {path.parent: path for path in [*RUNS.glob("*/starting"), *RUNS.glob("*/run.toml")]}
+    paths = [*RUNS.glob(f"*/{REQUEST}"), *RUNS.glob("*/run.toml")]
+    found = {path.parent: path for path in paths}
     times = {}
     for folder, path in found.items():
         with suppress(FileNotFoundError):  # a run that is deleted, or has just started

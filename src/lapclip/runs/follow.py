@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from lapclip.errors import split_hint
 from lapclip.paths import open_own
 from lapclip.runs.events import LONGEST_LINE, parse_lines
 from lapclip.runs.findings import Finding, findings
 from lapclip.runs.findings.checks import surroundings_of
-from lapclip.runs.folder import RUNS, Run
-from lapclip.runs.heartbeat import PREPARING, others_at_work
+from lapclip.runs.folder import Run
 from lapclip.runs.summary import RunProgress, Summary, summarise, usual_gap
 from lapclip.runs.view import RunView
 from lapclip.text import number, one_line
@@ -37,8 +37,6 @@ _NOT_STEPS = re.compile(rb'\n\{"v":\d+,"type":"(?!step")')
 MOST_STEPS = 5000
 """More steps than this are thinned to half as many: a page that is open for a day does not grow."""
 THINNED = ("step", "ranks")
-YOUNG = 60.0
-"""Seconds in which a run without any event counts as starting, not as dead."""
 STATE_EVERY = 1.0
 """Seconds after which a run without new events is asked whether its process is still there."""
 SURROUNDINGS_EVERY = 3.0
@@ -164,9 +162,7 @@ class RunStatus:
         """The state, without reading a long file again."""
         if not self.run.path.is_dir():
             return "gone"
-        state = self.run.state_after(lambda: self.progress.ending.get("type", "died"))
-        begun = self.progress.started or self.progress.step
-        return "starting" if state == "died" and not begun and self._is_young() else state
+        return self.run.state_after(lambda: self.progress.ending.get("type", "died"))
 
     def row(self) -> dict[str, Any]:
         """The run as a line in a list of runs."""
@@ -185,30 +181,10 @@ class RunStatus:
         }
 
     def _reason(self) -> str | None:
-        """Why it failed."""
+        """Return why it failed."""
         if self.state != "failed":
             return None
-        error = one_line(self.progress.ending.get("error") or "").partition(" Try: ")[0]
-        return error or self.run.last_words()[0] or None
-
-    def _is_young(self) -> bool:
-        try:
-            return abs(time.time() - self.run.settings.stat().st_mtime) < YOUNG
-        except OSError:
-            return False
-
-
-def preparing_rows() -> list[dict[str, Any]]:
-    """The runs of this folder that processes in the foreground make ready, as lines in a list of runs. They have no
-    folder yet, and those that the recipe will name have an empty name."""
-    here = RUNS.absolute()
-    paths = [Path(beat.about) for beat in others_at_work(PREPARING)]
-    empty = RunStatus(Run(here)).row()
-    return [
-        {**empty, "name": "" if path == here else path.name, "state": PREPARING}
-        for path in paths
-        if here in (path, path.parent)
-    ]
+        return one_line(split_hint(str(self.progress.ending.get("error") or ""))[0]) or None
 
 
 class FollowedRun(RunStatus):
@@ -259,17 +235,7 @@ class FollowedRun(RunStatus):
             silent = (
                 self._silent_seconds if self.state == "running" and not self.summary.paused else 0.0
             )
-            words = self.run.last_words() if self.state == "failed" else ("", "")
-            log = str(self.run.log)
-            self._view = RunView(
-                self.name,
-                self.state,
-                self.summary,
-                self._findings,
-                log,
-                silent,
-                words,
-            )
+            self._view = RunView(self.name, self.state, self.summary, self._findings, silent)
         return self._view
 
     def _take(self, new: list[dict[str, Any]]) -> None:

@@ -36,9 +36,8 @@ LATE = 60.0
 """Seconds without a beat after which a process on another computer counts as dead."""
 BEATS_WATCHED = 2
 """Beats that a process on another computer may miss while it is watched: its disk may be slow."""
-AT_WORK, PREPARING, USING = "at-work", "preparing", "using"
-"""What a process says of itself to others of this computer: that it trains, that it makes a run ready in the
-foreground, which has no folder yet, or that it uses the model of a run."""
+AT_WORK, USING = "at-work", "using"
+"""What a process reports about itself to others of this computer: it trains, or it uses the model of a run."""
 CLOCK_STEP = 2.5
 """Seconds by which two readings of when a process began may differ: the boot time has whole seconds."""
 LONG_DEAD = 86_400.0

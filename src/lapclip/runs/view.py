@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+from lapclip.errors import split_hint
 from lapclip.runs.curves import Curve, curve, smoothed, windows
 from lapclip.runs.events import mapping, read_events
 from lapclip.runs.findings import Finding
@@ -62,12 +63,8 @@ class RunView:
     """What `Run.state` says, or gone (deleted)."""
     summary: Summary = field(default_factory=Summary)
     findings: tuple[Finding, ...] = ()
-    log: str = ""
-    """The path of the run's log."""
     silent_seconds: float = 0.0
     """Since the last event, where that is unusually long."""
-    last_words: tuple[str, str] = ("", "")
-    """Of a run that never began: why, and what to try."""
 
     @property
     def status(self) -> str:
@@ -88,12 +85,8 @@ class RunView:
     @property
     def error(self) -> tuple[str, str]:
         """Why a run failed, and what to try; errors of ours say both."""
-        if not self.summary.ending:
-            return self.last_words
-        text, _, hint = one_line(
-            self.summary.ending.get("error") or "no reason was given"
-        ).partition(" Try: ")
-        return text, hint
+        text, hint = split_hint(str(self.summary.ending.get("error") or NO_REASON))
+        return one_line(text), one_line(hint)
 
     @property
     def pause_reason(self) -> str | None:
@@ -412,13 +405,7 @@ class RunView:
 def view_of(run: Run) -> RunView:
     """How a run stands, from all of its events."""
     state = run.state
-    return RunView(
-        run.path.resolve().name,
-        state,
-        summarise(read_events(run.events)),
-        log=str(run.log),
-        last_words=run.last_words() if state == "failed" else ("", ""),
-    )
+    return RunView(run.path.resolve().name, state, summarise(read_events(run.events)))
 
 
 def _evaluation(event: dict[str, Any]) -> dict[str, Any]:

@@ -58,8 +58,6 @@ def next_commands(view: RunView, typed: Typed) -> list[str]:
             return [typed(f"eval {quoted(view.name)}"), typed(f"report {quoted(view.name)}")]
         case "failed" if hint := view.error[1]:
             return [hint]
-        case "failed" if not view.summary.ending:
-            return [typed("train")]
         case "died" | "stopped" | "failed":
             return [typed(f"resume {quoted(view.name)}")]
         case "running" | "paused" | "starting":
@@ -223,8 +221,8 @@ def _ending(view: RunView, typed: Typed) -> list[Text]:
         "finished": f"Finished in {took} of training.",
         "stopped": one_line(f"Stopped after step {step}{stopped_by(ending)}; all is saved."),
         "failed": f"Failed after step {step}: {view.error[0]}"
-        if ending
-        else f"Did not start: {_why_not(view)}",
+        if view.summary.started
+        else f"Did not start: {view.error[0]}",
         "died": f"Ended without a word after step {step}; its last checkpoint is there.",
         "paused": f"Paused: {view.pause_reason}. It goes on by itself.",
         "starting": "Waiting for the first step."
@@ -250,8 +248,3 @@ def _ending(view: RunView, typed: Typed) -> list[Text]:
         Text(sentence, style=style, overflow="fold"),
         *(Text(line, overflow="fold") for line in lines),
     ]
-
-
-def _why_not(view: RunView) -> str:
-    """Why a run never began."""
-    return view.error[0] or f"see {view.log}"

@@ -51,9 +51,6 @@ class Surroundings:
     """As `Run.state` says; empty where nobody asked."""
     others: tuple[str, ...] = ()
     """Other runs that are at work on the same device now."""
-    last_words: tuple[str, str] = ("", "")
-    """Why a run never began, and what to try."""
-    log: str = "its log.txt"
 
     def command(self, name: str, *words: str) -> str:
         """The command of this name for the run."""
@@ -100,8 +97,7 @@ def surroundings_of(run: Run, state: str = "") -> Surroundings:
         settings, next_name = mapping(_started(run).get("config")), ""
     state = state or run.state
     others = _others(run) if state == "running" else ()
-    words = run.last_words() if state == "failed" else ("", "")
-    return Surroundings(run.typed, settings, next_name, state, others, words, str(run.log))
+    return Surroundings(run.typed, settings, next_name, state, others)
 
 
 def _others(run: Run) -> tuple[str, ...]:

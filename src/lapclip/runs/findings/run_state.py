@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from lapclip.config import TrainConfig
+from lapclip.errors import split_hint
 from lapclip.runs.curves import curve
 from lapclip.runs.events import mapping
 from lapclip.runs.findings.checks import Finding, Found, Surroundings, Verdict, check
@@ -117,23 +118,21 @@ def died(summary: Summary, around: Surroundings) -> Found | Verdict:
     if not summary.step or (limit and peak and peak > SUSPECT * limit):
         memory += "; a system that runs out of memory ends processes this way"
         again += f"; if it dies again, {_less_memory(summary, around)}"
+    if not summary.started:
+        return Found(f"before its first step{memory}", again)
     return Found(f"nothing after step {summary.step:,} of {summary.total_steps:,}{memory}", again)
 
 
 @check("failed", "alarm", "The run failed", "an error ended it")
 def failed(summary: Summary, around: Surroundings) -> Found | Verdict:
-    if around.state == "failed" and not summary.started:
-        reason, hint = around.last_words
-        log = f"see {around.log}"
-        return Found(
-            f"it never began: {reason or log}", hint or f"mend that, then lapclip train; {log}"
-        )
     if summary.ending.get("type") != "failed":
         return Verdict.CLEAR if summary.started else Verdict.UNKNOWN
     error = str(summary.ending.get("error", ""))
     if NOT_A_NUMBER in error:
         return Verdict.CLEAR  # a finding of its own
-    text, _, hint = error.partition("\nTry: ")
+    text, hint = split_hint(error)
+    if not summary.started:
+        return Found(f"before its first step: {text}", hint or around.resume())
     return Found(
         f"after step {summary.step:,} of {summary.total_steps:,}: {text}", hint or around.resume()
     )
