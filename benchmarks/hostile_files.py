@@ -11,6 +11,7 @@ another goes on. `--format NAME --case N` repeats one file in this process, with
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -33,8 +34,6 @@ from typing import Any
 
 import numpy as np
 
-MADE = Path(__file__).resolve().parent.parent / "tests" / "fixtures" / "before_house"
-"""Runs, an index and exports that an earlier release made: real files, and small ones."""
 MOST_MEMORY = 500
 """MB more than at rest."""
 MOST_ADDRESSES = 1500
@@ -56,10 +55,23 @@ class Format:
     """Whether the name of a file in a folder stands before its bytes, up to a zero; it stays as it is."""
 
 
+@cache
+def drawings() -> Path:
+    """Return a folder of sixteen small images, made once."""
+    from PIL import Image
+
+    folder = Path(tempfile.mkdtemp())
+    draw = np.random.default_rng(0)
+    for name, *_ in ROWS:
+        pixels = draw.integers(0, 256, (6, 8, 3)).astype(np.uint8)
+        Image.fromarray(pixels).resize((64, 48)).save(folder / name)
+    return folder
+
+
 def drawing() -> Any:
     from PIL import Image
 
-    return Image.open(MADE / "pictures" / "00.png").convert("RGB").resize((64, 48))
+    return Image.open(drawings() / "00.png")
 
 
 def saved(image: Any, form: str, **options: Any) -> bytes:
@@ -171,7 +183,7 @@ def tars() -> list[bytes]:
                 )
                 texts = {"txt": caption.encode(), "json": json.dumps({"caption": caption}).encode()}
                 for ending, data in {
-                    "png": (MADE / "pictures" / name).read_bytes(),
+                    "png": (drawings() / name).read_bytes(),
                     **texts,
                 }.items():
                     member = tarfile.TarInfo(f"{long}.{ending}")
@@ -185,7 +197,7 @@ def parquets() -> list[bytes]:
     import pyarrow as arrow
     from pyarrow import parquet
 
-    cells = [{"bytes": (MADE / "pictures" / name).read_bytes(), "path": name} for name, *_ in ROWS]
+    cells = [{"bytes": (drawings() / name).read_bytes(), "path": name} for name, *_ in ROWS]
     whole = arrow.table(
         {"image": cells, "caption": [row[1] for row in ROWS], "split": [row[2] for row in ROWS]}
     )
@@ -206,7 +218,7 @@ def read_data(name: str) -> Callable[[Path, bytes], bool]:
         from lapclip.data.sources import read_table
         from lapclip.errors import DataError
 
-        for image in (MADE / "pictures").glob("*.png"):
+        for image in drawings().glob("*.png"):
             shutil.copy(image, folder)
         (folder / name).write_bytes(data)
         table = read_table(DataConfig(source=str(folder / name)))
@@ -323,12 +335,28 @@ def put(folder: Path, original: Path, data: bytes) -> Path:
     return there
 
 
-def onnx_folder() -> Path:
-    return MADE / "exported" / "onnx-int8"
-
-
+@cache
 def a_run() -> Path:
-    return MADE / "saved" / "scenes"
+    """Return the folder of a run of two steps, made once."""
+    from lapclip.commands.train import train
+
+    settings = ["model.name=tiny", "data.train_pairs=64", "train.batch_size=16", "train.steps=2"]
+    settings += ["train.device=cpu", "train.dtype=float32", "work.keep_awake=false"]
+    folder = Path(tempfile.mkdtemp())
+    with contextlib.chdir(folder):
+        train("first-run", settings, name="made")
+    return folder / "runs" / "made"
+
+
+@cache
+def onnx_folder() -> Path:
+    """Return the folder of an export of that run, made once."""
+    from lapclip.commands.export import export
+
+    folder = a_run().parent.parent
+    with contextlib.chdir(folder):
+        export("made", "onnx")
+    return a_run() / "exported" / "onnx"
 
 
 def a_model() -> Path:

@@ -151,7 +151,7 @@ class DataConfig:
     """Seed of the split where the data has none of its own, and of the drawn images and their captions."""
     split_rule: str = setting(BY_CONTENT, choices=(BY_CONTENT, BY_NAME))
     """What that split is drawn by: the images themselves, so that copies of one image, exact or near, are all on one
-    side, or their names, as in runs made before there was a choice. A run keeps its rule."""
+    side, or their names. A run keeps its rule."""
     held_out: float = setting(0.1, least=0.01, most=0.4)
     """Share of the images in each of `val` and `test`, where the data has no splits of its own."""
     picture_column: str = setting(AUTO)

@@ -33,7 +33,6 @@ ABANDONED = 86_400
 """Seconds after which something half-made counts as left behind, where nobody knows the process that made it."""
 _WHOSE = re.compile(
     r"^\..+\.(?P<process>\d+)-\d+-(?P<host>[A-Za-z0-9]*)\.(?:partial|old)$"  # hidden: a user's own x.2023.old is not
-    r"|^\..+\.\d+(?:-\d+)?\.(?:partial|old)$|^\.[a-z0-9_]{8}\.partial$"  # of earlier releases: no computer
     r"|^scenes-[0-9a-z-]+\.\d+\.partial$"
 )
 

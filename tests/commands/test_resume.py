@@ -233,27 +233,6 @@ def test_runs_in_half_precision_resume_to_the_same_losses(here: Path, changes: l
     assert losses() == losses("whole")
 
 
-def test_a_run_from_before_kernels_were_chosen_goes_on_with_the_plain_ones(here: Path) -> None:
-    plain = ["train.image_attention=fused", "train.text_attention=fused", "train.linear=torch"]
-    train_small(*plain, name="whole")
-    train_small(*plain, callbacks=run_setup.Callbacks([_stop_at_once]))
-    settings = Path("runs/run/run.toml")
-    lines = settings.read_text().splitlines(keepends=True)
-    new = (
-        "image_attention",
-        "text_attention",
-        "linear",
-        "recompute",
-        "cheap_size",
-        "cheap_share",
-        "crop",
-        "flip",
-    )
-    settings.write_text("".join(line for line in lines if not line.startswith(new)))
-    assert resume("run").state == "finished"
-    assert losses() == losses("whole")
-
-
 @pytest.mark.parametrize(
     ("setting", "value", "refused"),
     [

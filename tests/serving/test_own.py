@@ -23,7 +23,6 @@ from .conftest import Serving, jpeg
 PHOTOS = [jpeg(seed) for seed in (1, 2)]
 RAW = [base64.b64encode(photo).decode() for photo in PHOTOS]
 LABELS = ["red cat", "blue snail", "green tree"]
-EXPORTED = Path(__file__).parents[1] / "fixtures" / "before_house" / "exported" / "onnx"
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +89,10 @@ def test_shares_say_how_they_were_made(
         assert sum(found["shares"].values()) == pytest.approx(1)
 
 
-def test_the_learnt_scale_is_known_of_runs_and_of_exports(served: Serving) -> None:
+def test_the_learnt_scale_is_known_of_runs_and_of_exports(served: Serving, exported: Path) -> None:
     pytest.importorskip("onnxruntime")
-    exported = open_exported(EXPORTED)
-    assert exported.logits() == Logits(exported.about["logit_scale"], None)
+    model = open_exported(exported / "exported" / "onnx")
+    assert model.logits() == Logits(model.about["logit_scale"], None)
     assert Encoder.logits(served.encoder) is None
 
 

@@ -353,7 +353,7 @@ def gather_again(
             hint=f"the images and captions as they were, {command('resume', run.typed, '--data')} FOLDER if they "
             f"were moved, or a new run: {run.train_again()}",
         )
-    # Learnt once: another release of what learns it might number the tokens otherwise.
+    # Learned once: another release of the library that learns it might number tokens differently.
     tokenizer = load_tokenizer(run.tokenizer) or fit_vocabulary(config, data)[1]
     with _elsewhere(run):
         find_devices(config.train)
@@ -417,11 +417,8 @@ def restore_device(run: Run, config: Config) -> tuple[Config, Device]:
         device, _ = choose_devices(config.train)
         check_kernels(config.train, device)
     prepare_device(device, int(config.train.threads))
-    # Runs from before there was a choice had torch's own forms. What can no longer be compiled runs uncompiled.
-    plain = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
-    settled = {name: form for name, form in plain.items() if getattr(config.train, name) == AUTO}
-    how, _ = choose_compile(config.train.compile, device)
-    return replace_in(config, "train", **settled, compile=how), device
+    how, _ = choose_compile(config.train.compile, device)  # it may be impossible by now
+    return replace_in(config, "train", compile=how), device
 
 
 def _resumed(training: Training, skipped: list[str], shards: int) -> events.Resumed:

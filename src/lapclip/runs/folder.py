@@ -57,8 +57,7 @@ from lapclip.runs.summary import RunProgress
 from lapclip.suggest import command, resume_command, train_command
 from lapclip.text import printable
 
-FORMAT = 1
-"""Rises when an older lapclip could not resume the run."""
+FORMAT = 1  # of run.toml and events.jsonl
 RUNS = Path("runs")
 GIVEN = RUNS / ".data"
 """Data that Python code had in memory, written down for the runs beside it (`lapclip.data.in_memory`)."""
@@ -295,7 +294,7 @@ class Run:
         if found != FORMAT:
             raise RunError(
                 f"{self.settings} has format {found!r}; this lapclip reads {FORMAT}.",
-                hint="the release that wrote it",
+                hint="lapclip train starts a new run",
             )
         return _map_data_paths(values, self._absolute)
 

@@ -7,7 +7,6 @@ the last event of a step number is taken. Kinds of events and fields that are no
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -240,11 +239,8 @@ class Summary:
 
     @property
     def chance_loss(self) -> float | None:
-        """The loss of guessing, as the run recorded it; older runs did not, and their loss was the softmax one."""
-        recorded = number(self.started.get("chance_loss"))
-        return (
-            recorded if recorded is not None or not self.batch_size else math.log(self.batch_size)
-        )
+        """Loss of guessing, as the run recorded it."""
+        return number(self.started.get("chance_loss"))
 
     @property
     def training_seconds(self) -> float:

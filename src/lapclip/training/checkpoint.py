@@ -148,13 +148,7 @@ def with_best_of(progress: Progress, folder: Path) -> Progress:
         with safe_open(folder / weights.WEIGHTS, "numpy") as file:
             said = json.loads((file.metadata() or {})[ABOUT])
         best = {name: kind(said[name]) for name, kind in BEST.items()}
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        SafetensorError,
-    ):  # written by an earlier release, or damaged
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError):  # damaged
         return progress
     return replace(progress, **best)
 
