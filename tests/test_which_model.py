@@ -124,7 +124,7 @@ def test_what_is_no_model_is_said_so(here: Path) -> None:
         which_model("yung")
     with pytest.raises(RunError, match=r"no model at photos/gone\.pt"):
         which_model("photos/gone.pt")
-    with pytest.raises(RunError, match="waiting holds no"):
+    with pytest.raises(RunError, match="waiting is still starting"):
         which_model("waiting")
 
 

@@ -30,7 +30,7 @@ from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import read_events
-from lapclip.runs.folder import Run
+from lapclip.runs.folder import Run, find_run
 from lapclip.training import teacher as teaching
 from lapclip.training.checkpoint import save_model
 from lapclip.training.teacher import (
@@ -307,6 +307,7 @@ def test_a_file_cannot_teach_about_drawn_images(data: Path, here: Path) -> None:
 
 
 def test_a_teacher_that_holds_no_model_is_refused_before_any_image_is_read(here: Path) -> None:
+    photos(here / "photos", 12)
     Path("nothing").mkdir()
     for name, said in (("nothing", "nothing holds no model"), ("gone", "No run called gone")):
         with pytest.raises(ConfigError, match=said):
@@ -339,7 +340,7 @@ def test_the_command_takes_a_run_by_its_name(data: Path, here: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "the teacher embeds" in done.stderr
-    assert "large teaches: " in Path("runs/small/log.txt").read_text(encoding="utf-8")
+    assert "large teaches: " in find_run("small").read_settings()["reasons"]["train.teacher"]
     assert json.loads(done.stdout)["state"] == "finished"
 
 

@@ -46,7 +46,7 @@ def test_minutes_that_are_too_few_or_stand_beside_epochs_are_said() -> None:
     setup = set_up("first-run", settings, 0.0001)
     assert setup.config.train.steps == 1
     epochs, few = setup.notes
-    assert epochs == "train.epochs is not used: the run is to take 0.0001 minutes"
+    assert epochs == "not used in this run: train.epochs"
     assert few.startswith("0.0001 minutes are enough for 1 step; ")
     least = max(
         2 * setup.plan.steps_per_epoch, run_setup.LEAST_STEPS

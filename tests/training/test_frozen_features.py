@@ -80,6 +80,10 @@ def losses(name: str) -> list[float]:
     ]
 
 
+def reasons(name: str) -> dict[str, str]:
+    return next(read_events(Path("runs") / name / "events.jsonl"))["reasons"]
+
+
 def notes(name: str) -> str:
     return " ".join(next(read_events(Path("runs") / name / "events.jsonl"))["notes"])
 
@@ -302,8 +306,8 @@ def test_a_run_of_heads_starts_with_few_lines(here: Path, runs: Callable[[str, s
     started = next(read_events(Path("runs/heads/events.jsonl")))
     lines = log_line(started).splitlines()
     assert len(lines) <= 6
-    assert lines[0].startswith("training on 64 images for ")
-    assert "are held out" in lines[0]
+    assert lines[0].startswith("training: 64 images, ")
+    assert "held out" in lines[0]
     assert not any("features of" in line or "closed form" in line for line in lines)
 
 
@@ -375,7 +379,7 @@ def test_a_recipe_spares_weights_that_stand_less_than_pretrained_towers(
         "train.text_blocks=1",
     ]
     train("last-blocks", some, name="spared")
-    assert "train.learning_rate is 0.0001, not 0.0002" in notes("spared")
+    assert "not 0.0002" in reasons("spared")["train.learning_rate"]
     assert "far above" not in notes("spared")
 
 
@@ -413,7 +417,7 @@ def test_without_room_for_features_they_are_computed_each_time(
 ) -> None:
     monkeypatch.setattr(features, "has_room", lambda path, needed: path.exists())
     train_small("run", *towers, *LEARNING["heads"], "train.seed=9")
-    assert "features find no room" in notes("run")
+    assert "features find no room" in reasons("run")["train.features"]
     assert len(losses("run")) == 6
 
 
@@ -519,15 +523,15 @@ def test_new_heads_start_with_what_fits_both_towers_best(text_folder: Path, coun
     assert found() > 0.7 > 2 * before or count == 5
 
 
-def test_heads_of_towers_that_learn_start_at_random_and_a_note_says_so(
+def test_heads_of_towers_that_learn_start_at_random_and_a_reason_says_so(
     here: Path, towers: list[str], runs: Callable[[str, str], None]
 ) -> None:
     asked = "train.head_start=closed-form"
     runs("heads", "random")
     train_small("fitted", *towers, *LEARNING["heads"], asked)
     assert losses("fitted")[0] != losses("random")[0]
-    assert "heads start at random" not in notes("fitted")
+    assert "train.head_start" not in reasons("fitted")
     runs("last-blocks", "more")
     train_small("asked", *towers, *LEARNING["last-blocks"], asked)
     assert losses("asked") == losses("more")
-    assert "heads start at random" in notes("asked")
+    assert "heads start at random" in reasons("asked")["train.head_start"]

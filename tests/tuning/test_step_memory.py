@@ -146,7 +146,7 @@ def test_parts_of_the_batch_are_taken_where_memory_is_short(
         whole[0]["config"]["train"]["micro_batch"],
         parts[0]["config"]["train"]["micro_batch"],
     ) == (0, 16)
-    assert any("train.micro_batch is 16: what fits" in note for note in parts[0]["notes"])
+    assert parts[0]["reasons"]["train.micro_batch"].startswith("what fits")
     losses = [[event["loss"] for event in run if event["type"] == "step"] for run in (whole, parts)]
     np.testing.assert_allclose(*losses, rtol=1e-4)
 

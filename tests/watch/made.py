@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,8 @@ def started(steps: int = 100, **fields: Any) -> dict[str, Any]:
     config = {"model": {"name": "tiny"}, "train": {"batch_size": 16, "dtype": "float32"}}
     machine = {"chip": "a chip", "cores": 2, "memory_bytes": 8_000_000_000}
     return {"v": 1, "type": "started", "time": BEGAN, "config": config, "machine": machine, "steps": steps,
-            "devices": {"image": "cpu", "text": "cpu"}, "parameters": 1_300_000, "notes": [], **fields}  # fmt: skip
+            "devices": {"image": "cpu", "text": "cpu"}, "parameters": 1_300_000, "notes": [],
+            "chance_loss": math.log(16), **fields}  # fmt: skip
 
 
 def step(number: int, **fields: Any) -> dict[str, Any]:

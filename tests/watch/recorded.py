@@ -30,6 +30,7 @@ def started(at: float, **fields: Any) -> dict[str, Any]:
         "type": "started", "time": at, "config": config, "reasons": {}, "versions": {}, "commit": None,
         "machine": {"chip": "a chip", "memory_bytes": 16_000_000_000}, "devices": {"image": "cpu", "text": "cpu"},
         "steps": STEPS, "steps_per_epoch": PER_EPOCH, "pairs": {"train": 1280}, "parameters": 1000, "notes": [],
+        "chance_loss": math.log(64),
         **fields,
     }  # fmt: skip
 

@@ -98,7 +98,7 @@ def test_runs_are_listed_with_their_standing(served: Served) -> None:
 def test_run_that_is_just_being_made_is_starting(here: Path) -> None:
     run = make_run("new", [])
     with run.lock(), server() as served:
-        assert served.json("/runs")[0]["state"] == "starting"
+        assert served.json("/runs")[0]["status"] == "Starting"
         assert served.json("/runs/new")["curves"]["loss"] == {"x": [], "y": []}
 
 

@@ -146,13 +146,14 @@ def train(
     recipe, settings = asked()
     if background:
         from lapclip.commands.background import train_in_background
-        from lapclip.commands.choose_recipe import check_early  # brings numpy
+        from lapclip.commands.choose_recipe import CHECK_SECONDS, check_early  # brings numpy
         from lapclip.runs.folder import TrainRequest, check_name
 
         request = TrainRequest(recipe, settings, minutes)
         check_name(name)
         debug = common is not None and common.debug
-        run = train_in_background(request, check_early(request), name, debug=debug)
+        checked = check_early(request, CHECK_SECONDS)
+        run = train_in_background(request, checked.recipe, name, debug=debug)
         lines = [
             f"{run.path} starts in the background; its log is {run.log}.",
             f"Next: {escape(typed(command('watch', run.name)))}",

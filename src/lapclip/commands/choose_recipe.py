@@ -6,13 +6,13 @@ import importlib.util
 import math
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from lapclip.config import (
     AUTO,
     PHOTOS_RECIPE,
     Config,
-    DataConfig,
     Layer,
     build_config,
     check_teacher,
@@ -111,41 +111,52 @@ def request_config(request: TrainRequest) -> Config:
     return config
 
 
-def check_early(request: TrainRequest) -> str:
-    """Refuse what can be refused before a run has a folder, and return the recipe that names the folder.
+@dataclass
+class CheckedRequest:
+    """What is known of a request before its run has a folder."""
 
-    If the recipe was left open and reading the data takes too long, the run settles it and the folder is "heads".
+    recipe: str
+    """Recipe that names the folder."""
+    settled: SettledRecipe | None
+    """None if reading the data took too long."""
+
+    def take_settled(self) -> SettledRecipe | None:
+        """Return the settled recipe and forget it, so that its table is freed once it is used."""
+        settled, self.settled = self.settled, None
+        return settled
+
+
+def check_early(request: TrainRequest, seconds: float | None = None) -> CheckedRequest:
+    """Refuse what can be refused before a run has a folder, within a time limit. No image is opened.
+
+    If the recipe was left open and reading the data takes longer, the run settles it and its folder is "heads".
     """
-    return _check_data(request.recipe, request.settings, request_config(request).data)
-
-
-def _check_data(recipe: str, settings: Sequence[str], config: DataConfig) -> str:
-    """Refuse data of which its table shows that no run can learn from it: a folder that is not there or holds no
-    captions, too many rows that cannot be used. No image is opened."""
+    config = request_config(request).data
     source = find_source(config.source)
-    settled: list[str] = []
+    found: list[SettledRecipe] = []
     faults: list[LapclipError] = []
 
     def check() -> None:
         try:
-            chosen = settle_recipe(recipe, settings)
-            if recipe == AUTO:
-                check_towers(chosen.recipe)
-            settled.append(chosen.recipe)
+            settled = settle_recipe(request.recipe, request.settings)
+            if request.recipe == AUTO:
+                check_towers(settled.recipe)
             if source.is_drawn:
                 check_enough(config, source.count_images(config))
             else:
-                check_table(config, chosen.table or source.read_table(config))
+                settled = settled._replace(table=settled.table or source.read_table(config))
+                check_table(config, settled.table)
+            found.append(settled)
         except LapclipError as error:
             faults.append(error)
-        except Exception:  # told by the run, with what it takes to find the cause
+        except Exception:  # the run reports it, with what it takes to find the cause
             pass
 
     checking = threading.Thread(target=check, name="lapclip-check", daemon=True)
     checking.start()
-    checking.join(CHECK_SECONDS)
+    checking.join(seconds)
     if faults:
         raise faults[0]
-    if recipe != AUTO:
-        return recipe
-    return settled[0] if settled else HEADS
+    settled = found[0] if found else None
+    name = settled.recipe if settled else request.recipe
+    return CheckedRequest(HEADS if name == AUTO else name, settled)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lapclip import __version__
-from lapclip.commands.choose_recipe import check_towers, settle_recipe
+from lapclip.commands.choose_recipe import SettledRecipe, check_towers, settle_recipe
 from lapclip.config import (
     ALL,
     AUTO,
@@ -126,12 +126,20 @@ class Request:
         }
 
 
-def read_request(recipe: str, settings: Sequence[str], minutes: float | None) -> Request:
-    """The configuration before the data is known; a recipe that is left open is chosen by the number of images."""
+def read_request(
+    recipe: str,
+    settings: Sequence[str],
+    minutes: float | None,
+    settled: SettledRecipe | None = None,
+) -> Request:
+    """Return the configuration before the data is known.
+
+    A recipe that is left open is chosen by the number of images, unless it is `settled` already.
+    """
     flags = minutes_layer(minutes)
     asked = parse_settings(list(settings))
     requested = recipe
-    recipe, notes, table = settle_recipe(requested, settings)
+    recipe, notes, table = settled or settle_recipe(requested, settings)
     if requested == AUTO:
         check_towers(recipe)
     layers = [read_recipe(recipe), flags, asked]
@@ -209,14 +217,14 @@ def fit_views(config: Config) -> Config:
     return replace_in(config, "train", views=1) if plain and train.image_blocks != ALL else config
 
 
-def fit_rate(config: Config, *, asked: bool) -> tuple[Config, list[str]]:
+def fit_rate(config: Config, *, asked: bool) -> tuple[Config, dict[str, str]]:
     """A recipe's learning rate that pretrained networks with heads of ours stand, and what one starts from does not."""
     train, most = config.train, highest_rate(config)
     locked = train.image_blocks == 0 and train.text_blocks == 0
     if asked or locked or not train.start or not most < train.learning_rate <= HIGHEST_TOWER_RATE:
-        return config, []
-    note = f"train.learning_rate is {most:g}, not {train.learning_rate:g}: the model to start from stands no more"
-    return replace_in(config, "train", learning_rate=most), [note]
+        return config, {}
+    why = f"not {train.learning_rate:g}: the model to start from stands no more than {most:g}"
+    return replace_in(config, "train", learning_rate=most), {"train.learning_rate": why}
 
 
 def highest_rate(config: Config) -> float:
@@ -306,44 +314,23 @@ def longest_caption(
 
 
 def unused_settings(request: Request, config: Config, initial: InitialWeights | None) -> list[str]:
-    """Settings that the user gave and that this run does not use."""
-    notes = []
-    if not config.train.teacher and request.asked("train").get("teacher_weight"):
-        notes.append(
-            "train.teacher_weight is not used: no teacher is named; --teacher RUN names one"
-        )
-    if initial and initial.tokenizer and "tokenizer" in request.asked("data"):
-        notes.append(
-            "data.tokenizer is not used: the model to start from reads captions with its own"
-        )
-    if config.train.minutes and "epochs" in request.asked("train"):
-        notes.append(
-            f"train.epochs is not used: the run is to take {counted(config.train.minutes, 'minute')}"
-        )
-    with_bias = LOSSES[config.train.loss].has_bias
-    if "initial_bias" in request.asked("train") and not with_bias:
-        notes.append(f"train.initial_bias is not used: the {config.train.loss} loss has no bias")
-    if config.train.label_smoothing and not LOSSES[config.train.loss].smooths:
-        notes.append(
-            f"train.label_smoothing is not used: the {config.train.loss} loss has no shares to smooth"
-        )
-    if (
-        config.train.optimizer == "muon"
-        and not config.train.learning_rate
-        and config.train.matrix_rate
-    ):
-        notes.append(
-            "train.matrix_rate is not used: train.learning_rate is 0, and it is a multiple of that"
-        )
-    if "logit_bias" in request.asked("model") and config.model.logit_bias != with_bias:
-        notes.append(f"model.logit_bias is not used: the {config.train.loss} loss decides it")
-    if config.train.start and initial and initial.shape.logit_bias != with_bias:
-        other = "softmax" if with_bias else "sigmoid"
-        notes.append(
-            f"the model to start from learnt with another loss, so its scale and bias start anew; --set "
-            f"train.loss={other} goes on with them"
-        )
-    return notes
+    """Return a note that names the settings that the user gave and that this run does not use."""
+    train, loss = config.train, LOSSES[config.train.loss]
+    is_unused = {
+        "data.tokenizer": initial is not None and initial.tokenizer is not None,
+        "model.logit_bias": config.model.logit_bias != loss.has_bias,
+        "train.epochs": train.minutes > 0,
+        "train.initial_bias": not loss.has_bias,
+        "train.label_smoothing": not loss.smooths,
+        "train.matrix_rate": train.optimizer == "muon" and not train.learning_rate,
+        "train.teacher_weight": not train.teacher,
+    }
+    names = []
+    for name, unused in is_unused.items():
+        section, field_name = name.split(".")
+        if unused and field_name in request.asked(section):
+            names.append(name)
+    return [f"not used in this run: {', '.join(names)}"] if names else []
 
 
 def rate_warnings(config: Config, initial: InitialWeights | None) -> list[str]:
@@ -433,13 +420,15 @@ def set_up(
     callbacks: Callbacks = Callbacks(),
     ranks: Ranks = ALONE,
     laps: Laps | None = None,
+    settled: SettledRecipe | None = None,
 ) -> RunSetup:
     """A new run: read the settings, make the data, choose what is "auto", build the model. The rank that writes does so
     for all. `laps` is told how long each of that takes."""
     laps = laps or Laps()
     request = fit_ranks(
-        read_request(recipe, settings, minutes), ranks.count, together=under_torchrun()
+        read_request(recipe, settings, minutes, settled), ranks.count, together=under_torchrun()
     )
+    del settled
     request, why_threads = fit_threads(request, ranks)
     # One that is not here is refused before images are drawn, and so is what it cannot compute.
     found = find_devices(request.config.train)
@@ -495,7 +484,7 @@ def set_up(
             setup = fill_minutes(
                 setup, asked_evaluations="evaluate_every_epochs" in request.asked("train")
             )
-        setup = add_notes(setup, start_notes(setup))
+        setup = replace(setup, reasons=setup.reasons | why_random_heads(setup))
     laps.lap("model")
     asked_compile = request.config.train.compile
     not_compiled = (
@@ -503,16 +492,22 @@ def set_up(
         if asked_compile not in (AUTO, setup.config.train.compile)
         else []
     )
-    no_phrases = [
-        "train.phrases is not used: no word is in the captions of two images, but not of most"
-    ]
-    no_phrases *= setup.config.train.phrases > 0 and not setup.plan.phrases
-    cached = [
-        *(setup.features.notes if setup.features else []),
-        *([setup.teacher.note] if setup.teacher else []),
-    ]
     busy = busy_notes(setup.config.train, device, other_programs()) if ranks is ALONE else []
-    return add_notes(setup, [*cached, *no_phrases, *not_compiled, *busy, *device.warnings()])
+    setup = replace(setup, reasons=setup.reasons | more_reasons(setup))
+    return add_notes(setup, [*not_compiled, *busy, *device.warnings()])
+
+
+def more_reasons(setup: RunSetup) -> dict[str, str]:
+    """Return reasons that are known once the model is built."""
+    reasons = {}
+    if setup.features and setup.features.notes:
+        summary = setup.features.summary
+        reasons["train.features"] = "; ".join(filter(None, [summary, *setup.features.notes]))
+    if setup.teacher:
+        reasons["train.teacher"] = setup.teacher.note
+    if setup.config.train.phrases and not setup.plan.phrases:
+        reasons["train.phrases"] = "not used: no word is in the captions of two images"
+    return reasons
 
 
 def busy_notes(train: TrainConfig, device: Device, others: float | None) -> list[str]:
@@ -553,7 +548,7 @@ def gather(request: Request, progress: DataProgress | None, ranks: Ranks = ALONE
     ranks load the data at the same time."""
     config, initial = find_initial_weights(request.config, request.layers)
     config = fit_views(config)
-    config, slower = fit_rate(config, asked="learning_rate" in request.asked("train"))
+    config, why_rate = fit_rate(config, asked="learning_rate" in request.asked("train"))
     teacher = open_teacher(config)  # before the data: a teacher that cannot be used costs no time
     ranks.announce(asdict(config))
     data = load_data(config.data, View.of(config.model), progress, request.table)
@@ -584,8 +579,9 @@ def gather(request: Request, progress: DataProgress | None, ranks: Ranks = ALONE
             "train.steps": why_steps,
             **({"data.split_rule": data.how_split} if data.how_split else {}),
             **(why_batch if config.train.batch_size != wanted_batch else {}),
+            **why_rate,
         },
-        notes=[*request.notes, *data_notes, *slower, *unused, *warnings],
+        notes=[*request.notes, *data_notes, *unused, *warnings],
     )
 
 
@@ -598,6 +594,7 @@ def saved_settings(setup: Ingredients) -> dict[str, Any]:
         "asked": setup.asked,
     }
     about["data_fingerprint"] = setup.data.fingerprint
+    about["notes"] = list(setup.notes)
     if setup.tuned_seconds is not None:
         about["tuned_seconds"] = setup.tuned_seconds
     if setup.teacher:
@@ -731,18 +728,16 @@ def add_notes(setup: RunSetup, notes: Sequence[str]) -> RunSetup:
     return replace(setup, notes=[*setup.notes, *notes])
 
 
-def start_notes(setup: RunSetup) -> list[str]:
-    """Start new heads in closed form where that is asked; says where it cannot be."""
+def why_random_heads(setup: RunSetup) -> dict[str, str]:
+    """Start new heads in closed form if that is requested, and return the reason if that cannot be done."""
     train = setup.config.train
-    if (
-        train.head_start != CLOSED_FORM
-        or train.start
-        or start_heads(setup.step.model, setup.features, setup.data)
-    ):
-        return []
-    return [
-        "heads start at random: fitting them before training takes two pretrained towers, frozen, with cached features"
-    ]
+    if train.head_start != CLOSED_FORM or train.start:
+        return {}
+    if start_heads(setup.step.model, setup.features, setup.data):
+        return {}
+    return {
+        "train.head_start": "heads start at random: only pretrained towers that are frozen, with cached features, can be fitted"
+    }
 
 
 def lora_notes(config: Config, model: CLIP) -> list[str]:
@@ -767,7 +762,6 @@ def fit_micro_batch(setup: RunSetup) -> RunSetup:
     setup = replace(setup, reasons=setup.reasons | {"train.micro_batch": why})
     if pairs == setup.config.train.micro_batch:
         return setup
-    setup = add_notes(setup, [f"train.micro_batch is {pairs}: {why}; the result is the same"])
     return build_with(setup, replace_in(setup.config, "train", micro_batch=pairs))
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from lapclip import __version__
-from lapclip.commands.choose_recipe import check_early, request_config
+from lapclip.commands.choose_recipe import CheckedRequest, check_early, request_config
 from lapclip.commands.run_setup import (
     TRAIN_TOGETHER,
     Callbacks,
@@ -95,8 +95,9 @@ def train(
     """
     request = TrainRequest(recipe, tuple(settings), minutes)
     check_name(name)
-    run = create_run(name, check_early(request), request)
-    return begin(run, request, callbacks, ranks)
+    checked = check_early(request)
+    run = create_run(name, checked.recipe, request)
+    return begin(run, request, callbacks, ranks, checked=checked)
 
 
 def begin(
@@ -105,12 +106,13 @@ def begin(
     callbacks: Callbacks = Callbacks(),
     ranks: Ranks = ALONE,
     *,
+    checked: CheckedRequest | None = None,
     detached: bool = False,
 ) -> Outcome:
     """Choose the settings of a run and train it from its first step.
 
-    The run may be new, or its start may have been interrupted before. A `detached` process leaves requests to stop
-    alone: one that is there is for it.
+    The run may be new, or its start may have been interrupted before. `checked` is what is known of the request
+    already. A `detached` process leaves requests to stop alone: one that is there is for it.
     """
     began, laps = time.perf_counter(), Laps()
     with working_on(run), ExitStack() as stack:
@@ -121,9 +123,10 @@ def begin(
         with recording_failed_start(run):
             config = request_config(request)
             stack.enter_context(behaving(config.work))
-            setup = set_up(
-                request.recipe, request.settings, request.minutes, callbacks, ranks, laps
-            )
+            settled = checked.take_settled() if checked else None
+            asked = request.recipe, request.settings, request.minutes
+            setup = set_up(*asked, callbacks, ranks, laps, settled)
+            del settled
             save_start(run, setup)
         signals = stack.enter_context(stop_signals())
         log = stack.enter_context(recording(run, callbacks, setup.config))
@@ -144,7 +147,7 @@ def recording_failed_start(run: Run) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _record_end(run, events.Stopped(step=0, reason="SIGINT"))
+        _record_end(run, events.Stopped(step=0, reason=INTERRUPTED_START))
         raise KeyboardInterrupt(
             f"Interrupted before the first step. Go on: {run.resume_command()}"
         ) from None
@@ -299,6 +302,7 @@ def save_start(run: Run, setup: RunSetup) -> None:
 ENOUGH_TO_CALIBRATE, STEPS_TO_CALIBRATE = 100, 100
 """Images that choose the best model, and steps of a run, from which on it also measures what its scores are worth, for
 search; of other runs `lapclip eval` does."""
+INTERRUPTED_START = "interrupted before its first step"
 POLITE_NOTE = "polite: low priority; pauses on a low battery, under heat and while swap grows"
 SLOW_STEPS = 2
 """Steps at the beginning that are slower than the others."""

@@ -46,7 +46,7 @@ def write_report(name: str | None, out: Path | None) -> tuple[list[Path], list[s
         return write_user_files(report_files(report, folder, name)), warnings
     run = find_run(name)
     if not run.events.exists() and not run.settings.exists():
-        raise RunError(f"{run.path} is not a run: it has no events.jsonl.", hint="lapclip runs")
+        run.read_settings()  # raises an error that says why
     sections = evaluation_sections(run.path)
     sections += comparison_sections(saved) if saved else []
     report = run_report(view_of(run), sections, run.images)

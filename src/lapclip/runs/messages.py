@@ -14,6 +14,7 @@ from lapclip.runs.trend import deciding_score, score_name
 from lapclip.text import count, duration, number, one_line, percent, printable_lines, significant
 
 NO_REASON = "no reason was given"
+MAX_NOTES = 5  # lines of a start below its first one
 STOPPED_BY = {
     "SIGINT": "Ctrl-C",
     "SIGTERM": "another program (SIGTERM)",
@@ -136,23 +137,11 @@ def log_line(event: Event | dict[str, Any]) -> str:
 def _log_line(values: dict[str, Any]) -> str:
     at = f"step {values.get('step')}  epoch {values.get('epoch')}"
     evaluation = mapping(values.get("evaluation"))
-    notes = "".join(f"\n{note}" for note in values.get("notes") or [])
     match values["type"]:
         case "started":
-            devices = values["devices"]
-            towers = " and ".join(f"{tower} tower on {device}" for tower, device in devices.items())
-            towers = (
-                towers if len(set(devices.values())) > 1 else f"on {next(iter(devices.values()))}"
-            )
-            pairs = values["pairs"]
-            held_out = sum(images for split, images in pairs.items() if split != "train")
-            return (
-                f"training on {pairs['train']:,} images for {values['steps']:,} steps, "
-                f"{towers} ({values['reasons']['train.device']}); {held_out:,} images are held out; "
-                f"{values['parameters']:,} parameters{notes}"
-            )
+            return "\n".join([_about_run(values), *_few_notes(values)])
         case "resumed":
-            return f"{message(values, with_step=True)}{notes}"
+            return "\n".join([message(values, with_step=True), *_few_notes(values)])
         case "step":
             return f"{at}  loss {values['loss']:.3f}  accuracy {percent(batch_accuracy(values))}"
         case "evaluation":
@@ -171,6 +160,25 @@ def _log_line(values: dict[str, Any]) -> str:
                 kept = f"; the model of step {count(values['best_step'])} is kept"
             return f"finished{early}: {recall_text(evaluation)}{kept}{began}"
     return message(values, with_step=True)
+
+
+def _about_run(values: dict[str, Any]) -> str:
+    pairs = values["pairs"]
+    held_out = sum(images for split, images in pairs.items() if split != "train")
+    devices = " and ".join(dict.fromkeys(values["devices"].values()))
+    return (
+        f"training: {pairs['train']:,} images, {held_out:,} held out; {values['steps']:,} steps "
+        f"on {devices}; {values['parameters']:,} parameters"
+    )
+
+
+def _few_notes(values: dict[str, Any]) -> list[str]:
+    """Return the notes of a start, the first of them if there are many. All are in run.toml."""
+    notes = [str(note) for note in values.get("notes") or []]
+    if len(notes) <= MAX_NOTES:
+        return notes
+    more = len(notes) - MAX_NOTES + 1
+    return [*notes[: MAX_NOTES - 1], f"{more} more notes in run.toml"]
 
 
 def watch_line(
