@@ -144,8 +144,9 @@ def check_early(request: TrainRequest, seconds: float | None = None) -> CheckedR
             if source.is_drawn:
                 check_enough(config, source.count_images(config))
             else:
-                settled = settled._replace(table=settled.table or source.read_table(config))
-                check_table(config, settled.table)
+                table = settled.table or source.read_table(config)
+                check_table(config, table)
+                settled = settled._replace(table=table)
             found.append(settled)
         except LapclipError as error:
             faults.append(error)

@@ -420,15 +420,17 @@ def set_up(
     callbacks: Callbacks = Callbacks(),
     ranks: Ranks = ALONE,
     laps: Laps | None = None,
-    settled: SettledRecipe | None = None,
+    settled_recipe: SettledRecipe | None = None,
 ) -> RunSetup:
     """A new run: read the settings, make the data, choose what is "auto", build the model. The rank that writes does so
     for all. `laps` is told how long each of that takes."""
     laps = laps or Laps()
     request = fit_ranks(
-        read_request(recipe, settings, minutes, settled), ranks.count, together=under_torchrun()
+        read_request(recipe, settings, minutes, settled_recipe),
+        ranks.count,
+        together=under_torchrun(),
     )
-    del settled
+    del settled_recipe
     request, why_threads = fit_threads(request, ranks)
     # One that is not here is refused before images are drawn, and so is what it cannot compute.
     found = find_devices(request.config.train)
