@@ -276,31 +276,7 @@ def torch_files() -> list[bytes]:
         file = io.BytesIO()
         torch.save(content, file, **options)
         made.append(file.getvalue())
-    return [*made, torchscript(tensors)]
-
-
-def torchscript(tensors: dict[str, Any]) -> bytes:
-    """An archive as OpenAI's: the tensors as parameters of modules in modules."""
-    import torch
-    from torch import nn
-
-    class Top(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x
-
-    top: nn.Module = Top()
-    for name, tensor in tensors.items():
-        *path, leaf = name.split(".")
-        module = top
-        for part in path:
-            if part not in module._modules:
-                module.add_module(part, nn.Module())
-            module = module._modules[part]
-            assert module is not None
-        module.register_parameter(leaf, nn.Parameter(tensor.float(), requires_grad=False))
-    file = io.BytesIO()
-    torch.jit.save(torch.jit.trace(top.eval(), torch.zeros(1)), file)
-    return file.getvalue()
+    return made
 
 
 def read_weights(name: str) -> Callable[[Path, bytes], bool]:

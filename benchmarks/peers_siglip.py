@@ -39,11 +39,10 @@ from tokenizers.normalizers import Lowercase
 from torch import Tensor, nn
 
 from lapclip.data.dataset import Pairs
-from lapclip.data.sentencepiece import end_with
 from lapclip.embedder import Embedder, load_torch
 from lapclip.exporting import CheckPairs, Job, find_format
 from lapclip.weights import huggingface, openclip
-from lapclip.weights.read_model import siglip_tokenizer
+from lapclip.weights.read_model import end_with, siglip_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fixtures" / "siglip"))
 import make

@@ -4,9 +4,8 @@
     PYTHONPATH=src benchmarks/.venv/bin/python benchmarks/peers_weights.py photos --only tiny,ViT-B-32
     PYTHONPATH=src benchmarks/.venv/bin/python benchmarks/peers_weights.py --blocks 2
 
-For each shape: random weights, saved by OpenCLIP (safetensors and bin), by transformers, and as a TorchScript archive
-with OpenAI's names in float32 and float16, are loaded here; embeddings of images and captions must agree to 1e-5.
-Then the way back: our folders, loaded by the peers. Photos go through the peers' own preprocessing and through our
+For each shape: random weights, saved by OpenCLIP (safetensors and bin) and by transformers, are loaded here; embeddings
+of images and captions must agree to 1e-5. Then the way back: our folders, loaded by the peers. Photos go through the peers' own preprocessing and through our
 `encode_image`, to 1e-3; squashed, and resized by bilinear and cut from 256 to 224 as timm does, as well.
 A line a comparison; the last line is JSON.
 """
@@ -163,48 +162,6 @@ def read_openclip(
     return model, tokenizer
 
 
-class OpenAI(nn.Module):
-    """A model that traces as OpenAI's did, with the names and the scalars of its archives."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.visual, self.transformer = model.visual, model.transformer
-        self.token_embedding, self.ln_final = model.token_embedding, model.ln_final
-        self.positional_embedding, self.text_projection = (
-            model.positional_embedding,
-            model.text_projection,
-        )
-        self.logit_scale = model.logit_scale
-        for key, value in (
-            ("input_resolution", 224),
-            ("context_length", 77),
-            ("vocab_size", 49408),
-        ):
-            self.register_buffer(key, torch.tensor(value))
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self.visual(pixels)
-
-
-def read_openai(
-    found: Comparisons, name: str, model: nn.Module, tokenizer: Callable, folder: Path
-) -> None:
-    """TorchScript archives. Only the shapes that OpenAI has: heads of 64 and quick_gelu."""
-    side = model.visual.image_size[0]
-    traced = torch.jit.trace(OpenAI(model).eval(), torch.randn(1, 3, side, side), check_trace=False)
-    traced.save(folder / "float32.pt")
-    ours = lapclip.load(folder / "float32.pt")
-    found.models(f"{name}, TorchScript read", ours, openclip_encoders(model, tokenizer))
-    halved = copy.deepcopy(model).half()
-    torch.jit.save(traced.half(), folder / "float16.pt")
-    ours = lapclip.load(folder / "float16.pt")
-    found.models(
-        f"{name}, TorchScript in float16 read", ours, openclip_encoders(halved.float(), tokenizer)
-    )
-    for file in folder.glob("*.pt"):
-        file.unlink()
-
-
 def read_huggingface(
     found: Comparisons, name: str, ours: Embedder, tokenizer: Callable, folder: Path
 ) -> None:
@@ -338,8 +295,6 @@ def main() -> int:
             ours = lapclip.load(folder / "saved")
             if asked.photos and name in ("ViT-B-32", "ViT-B-16", "ViT-L-14"):
                 photos(found, name, model, folder / "saved", sorted(asked.photos.glob("*.jpg")))
-            if name == "ViT-B-32-quickgelu":
-                read_openai(found, name, model, tokenizer, folder)
             del model
             gc.collect()
             way_back(found, name, ours, folder / "saved", folder)

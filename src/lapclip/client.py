@@ -11,17 +11,16 @@ All vectors of one client are of one model: if the server has taken another one 
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
+from lapclip import http
 from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.paths import read_bytes
 from lapclip.progress import Progress
@@ -63,12 +62,8 @@ class Client:
     """The calls of a loaded model, over HTTP. Threads need one each."""
 
     def __init__(self, url: str, key: str | None = None, fingerprint: str | None = None) -> None:
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
-        except ValueError:  # a port that is no number
-            parts, host, port = urlsplit(""), None, None
-        if parts.scheme not in ("http", "https") or not host:
+        address = http.server_url(url)
+        if address is None:
             raise ConfigError(
                 f"{url} is no address of a server.", hint='lapclip.connect("http://127.0.0.1:8871")'
             )
@@ -78,11 +73,9 @@ class Client:
                 "The API key has characters that no key of a server has.",
                 hint="the key as it was given",
             )
-        kind = (
-            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        )
-        self._connection = kind(host, port, timeout=SECONDS)
-        self._base, self._key, self._url = parts.path.rstrip("/").removesuffix("/v1"), key, url
+        base = address.copy_with(path=address.path.rstrip("/").removesuffix("/v1"))
+        self._session = http.Session(base, SECONDS)
+        self._key, self._url = key, url
         about = self._ask("GET", "/ready", None, fingerprint)
         try:
             self.name, self._fingerprint = str(about["model"]), str(about["fingerprint"])
@@ -123,7 +116,7 @@ class Client:
         return f"<{type(self).__name__}: {self.name} at {self._url}, gives vectors of {self.embedding} numbers>"
 
     def close(self) -> None:
-        self._connection.close()
+        self._session.close()
 
     def __enter__(self) -> Client:
         return self
@@ -177,36 +170,18 @@ class Client:
         sent = None if body is None else json.dumps(body).encode()
         until = time.monotonic() + PATIENCE
         while True:
-            status, answered, content = self._exchange(method, self._base + path, sent, headers)
-            if status == 200:
-                return _parsed(content, self._url)
-            if status in (429, 503) and time.monotonic() < until:
-                time.sleep(_pause(answered.get("Retry-After")))
-                continue
-            raise _as_error(status, content, self._url, first)
-
-    def _exchange(
-        self, method: str, path: str, body: bytes | None, headers: dict[str, str]
-    ) -> tuple[int, Any, bytes]:
-        for last in (False, True):
             try:
-                try:
-                    self._connection.request(method, path, body, headers)
-                except (BrokenPipeError, ConnectionResetError, ConnectionAbortedError):
-                    if self._connection.sock is None:
-                        raise
-                    # else a server that refuses a request may have said why before all of it was sent
-                answer = self._connection.getresponse()
-                return answer.status, answer.headers, answer.read()
-            except (http.client.HTTPException, OSError) as error:
-                self._connection.close()  # the next request opens it again
-                # A kept connection may have been closed by the server since; a new one is tried once.
-                if last or isinstance(error, (ConnectionRefusedError, TimeoutError)):
-                    reason = getattr(error, "strerror", None) or error
-                    raise RunError(
-                        f"{self._url} does not answer: {reason}.", hint="lapclip serve"
-                    ) from None
-        raise AssertionError("unreachable")
+                answer = self._session.request(method, path, sent, headers)
+            except http.RequestFailed as error:
+                raise RunError(
+                    f"{self._url} does not answer: {error}.", hint="lapclip serve"
+                ) from None
+            if answer.status == 200:
+                return _parsed(answer.content, self._url)
+            if answer.status in (429, 503) and time.monotonic() < until:
+                time.sleep(_pause(answer.headers.get("Retry-After")))
+                continue
+            raise _as_error(answer.status, answer.content, self._url, first)
 
 
 def _batches(items: Iterator[dict[str, str]]) -> Iterator[list[dict[str, str]]]:

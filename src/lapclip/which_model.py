@@ -162,7 +162,7 @@ def fetch_once(
 ) -> None:
     """Fetch a published model, where it is not here yet. `counting` is given what is fetched, and gives the callback
     that is told how much of it has come; without it nothing is shown."""
-    if not model.in_cache:
+    if not model.is_cached:
         published_models.fetch(
             model, yes=yes, progress=counting(f"fetching {model.name}, MB") if counting else None
         )
@@ -202,7 +202,7 @@ def for_photos(again: str = "--model") -> str:
     trained = "lapclip train PHOTOS_WITH_CAPTIONS"
     if (best := published_for_here()) is None:
         return trained
-    fetched = "which is here" if best.in_cache else f"{size(best.bytes)} to fetch once"
+    fetched = "which is here" if best.is_cached else f"{size(best.bytes)} to fetch once"
     return f"{again} {best.name} ({fetched}; lapclip models lists others), or {trained}"
 
 

@@ -19,13 +19,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
 
+import anyio
 import pytest
 
+from lapclip import http
+from lapclip.http import is_public
 from lapclip.serving import fetch
-from lapclip.serving.fetch import AT_ONCE, Fetcher, is_public
+from lapclip.serving.fetch import Fetcher
 from lapclip.serving.items import ImageAddress
 
-from .conftest import Reply, Serving, jpeg, serving
+from .conftest import Reply, Serving, jpeg, serving, wait_until
 
 PUBLIC = "93.184.216.34"
 NAME = "pictures.test"
@@ -139,7 +142,8 @@ class Network:
         self.connected: list[str] = []
         self._port, self._really = pictures.server_port, socket.getaddrinfo
         monkeypatch.setattr(socket, "getaddrinfo", self.resolve)
-        monkeypatch.setattr(fetch, "_open", self.open)
+        self._connect = anyio.connect_tcp
+        monkeypatch.setattr(anyio, "connect_tcp", self.connect)
 
     def resolve(self, host: Any, port: Any, *args: Any, **options: Any) -> Any:
         if port != 443:  # the tests' own requests
@@ -160,10 +164,10 @@ class Network:
             for address in self.names[host]
         ]
 
-    def open(self, family: Any, address: Any, seconds: float) -> socket.socket:
-        self.connected.append(address[0])
-        assert is_public(address[0])
-        return socket.create_connection(("127.0.0.1", self._port), seconds)
+    async def connect(self, remote_host: str, remote_port: int, **_: Any) -> Any:
+        self.connected.append(remote_host)
+        assert is_public(remote_host)
+        return await self._connect("127.0.0.1", self._port)
 
 
 @pytest.fixture(scope="module")
@@ -210,11 +214,7 @@ def network(
     pictures.asked.clear()
     yield Network(pictures, monkeypatch)
     # A fetch that was given up may still be about to connect. It must not do so in the next test's network.
-    threads = cast(Fetcher, fetching.service.fetcher)._threads
-    all_here = threading.Barrier(AT_ONCE + 1)
-    for _ in range(AT_ONCE):
-        threads.submit(all_here.wait, 10)
-    all_here.wait(10)
+    wait_until(lambda: cast(Fetcher, fetching.service.fetcher)._waiting == 0)
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,7 @@ def fetching(trained: Path, certificate: Path) -> Iterator[Serving]:
     with serving(trained) as found:
         found.service.fetcher = fetcher(certificate)
         yield found
-        assert found.service.fetcher._rooms.taken == found.service.fetcher._waiting == 0
+        assert found.service.fetcher._budget.taken == found.service.fetcher._waiting == 0
 
 
 def fetcher(certificate: Path, request_bytes: int = 64_000_000) -> Fetcher:
@@ -444,7 +444,7 @@ def test_lookups_that_do_not_end_hold_nothing_up(
 
     monkeypatch.setattr(socket, "getaddrinfo", stuck)
     monkeypatch.setattr(fetch, "SECONDS", 0.3)
-    monkeypatch.setattr(fetch, "_lookups", threading.BoundedSemaphore(2))
+    monkeypatch.setattr(http, "_lookups", threading.BoundedSemaphore(2))
     began = time.monotonic()
     for _ in range(2):
         answer = ask(fetching, "https://stuck.test/image/1")
@@ -523,14 +523,14 @@ def test_slow_servers_hold_up_nobody_else(
         assert slow.result().status == 400
     time.sleep(0.1)
     assert (
-        len(pictures.asked) <= 2 * fetch.AT_ONCE
+        len(pictures.asked) <= 2 * fetch.MAX_CONCURRENT
     )  # those that waited were given up with their request
 
 
 def test_fetches_at_once_and_those_that_wait_are_bounded(
     fetching: Serving, network: Network, pictures: Pictures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "MOST_WAITING", 20)
+    monkeypatch.setattr(fetch, "MAX_WAITING", 20)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(ask, fetching, *[f"https://{NAME}/together"] * 18)
         while not pictures.asked:
@@ -538,7 +538,7 @@ def test_fetches_at_once_and_those_that_wait_are_bounded(
         refused = ask(fetching, *[f"https://{NAME}/image/1"] * 3)
         assert (refused.status, refused.headers["Retry-After"]) == (429, "5")
         assert first.result().status == 200
-    assert 2 <= pictures.most_at_once <= fetch.AT_ONCE
+    assert 2 <= pictures.most_at_once <= fetch.MAX_CONCURRENT
 
 
 def test_the_images_of_one_request_are_bounded_together(
@@ -550,14 +550,13 @@ def test_the_images_of_one_request_are_bounded_together(
     async def fetched(count: int) -> int:
         addresses = [ImageAddress(f"https://{NAME}/image/1")] * count
         async with bounded.fetched(addresses, time.monotonic() + 60) as files:
-            assert bounded._rooms.taken == count * size
+            assert bounded._budget.taken == count * size
             return len(files)
 
     assert asyncio.run(fetched(3)) == 3
     with pytest.raises(fetch.TooLarge):
         asyncio.run(fetched(4))
-    assert bounded._rooms.taken == 0
-    bounded.close()
+    assert bounded._budget.taken == 0
 
 
 def test_a_model_that_was_named_by_its_fingerprint_answers_or_nobody(

@@ -14,7 +14,7 @@ from lapclip.cli.app import main
 from lapclip.config import ModelConfig
 from lapclip.embedder import Embedder, load
 from lapclip.errors import LapclipError
-from lapclip.weights import huggingface, openclip
+from lapclip.weights import PREPROCESSOR, huggingface, openclip
 from lapclip.weights.read_model import read_model
 
 from .made import embedder, save_huggingface, save_openclip, save_own
@@ -43,7 +43,7 @@ def save_published(model: Embedder, folder: Path) -> Path:
     save_huggingface(model, folder)
     shape = model.model.shape
     described = huggingface.preprocessor_of(shape, shape.image_size)
-    (folder / huggingface.PREPROCESSOR).write_text(json.dumps(described))
+    (folder / PREPROCESSOR).write_text(json.dumps(described))
     return folder
 
 
@@ -60,7 +60,7 @@ FORMS: dict[str, tuple[Callable[[Embedder, Path], Path], str, int]] = {
     "ours": (save_own, "config.json", 34),
     "openclip": (save_openclip, openclip.CONFIG, 12),
     "huggingface": (save_published, "config.json", 14),
-    "preprocessor": (save_published, huggingface.PREPROCESSOR, 6),
+    "preprocessor": (save_published, PREPROCESSOR, 6),
 }
 """How to write a model, the file with its configuration, and how many of its fields are refused at least."""
 

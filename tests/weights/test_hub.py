@@ -18,11 +18,10 @@ import pytest
 import lapclip
 from lapclip.errors import RunError, WeightsError
 from lapclip.weights import is_hub_name
-from lapclip.weights.huggingface import confirmed_name
+from lapclip.weights.hub import confirm_name
 
 from .made import embedder, save_openclip
 
-pytest.importorskip("huggingface_hub")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LOAD = "import sys, lapclip; print(lapclip.load(sys.argv[1]).model.shape.name)"
 EVAL = "import sys; from lapclip.cli import main; main(['eval', sys.argv[1], 'scenes'])"
@@ -130,13 +129,6 @@ def test_a_name_while_offline_is_said_so(tmp_path: Path, here: Path) -> None:
     assert len(done.stderr.strip().splitlines()) <= 3
 
 
-def test_without_the_package_its_extra_is_named(tmp_path: Path, here: Path) -> None:
-    hidden = f"import sys; sys.modules['huggingface_hub'] = None; {EVAL}"
-    done = ask(hidden, "hf:someone/small", tmp_path / "home")
-    assert done.returncode == 2
-    assert '[hub]"' in done.stderr
-
-
 def test_a_name_that_may_be_a_mistyped_path_is_not_downloaded_unasked(
     hub: tuple[str, list[str]], tmp_path: Path, here: Path
 ) -> None:
@@ -157,10 +149,10 @@ def test_at_a_terminal_it_is_asked_for(
     monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
     monkeypatch.setattr(sys, "stderr", shown := Terminal())
     if answer == "y":
-        assert confirmed_name("someone/small") == "someone/small"
+        assert confirm_name("someone/small") == "someone/small"
     else:
         with pytest.raises(WeightsError, match="hf:"):
-            confirmed_name("someone/small")
+            confirm_name("someone/small")
     assert "someone/small" in shown.getvalue()
 
 

@@ -146,18 +146,18 @@ def _table(shown: list[PublishedModel]) -> Table:
     table.add_column("model", no_wrap=True, min_width=max(len(one.name) for one in shown))
     for title in ("size", "fetch", "GFLOP", "Flickr", "COCO"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("licence", no_wrap=True)
+    table.add_column("license", no_wrap=True)
     table.add_column("here", no_wrap=True)
     for one in shown:
         recalls = [
             percent(recall[0]) if recall else UNKNOWN for recall in (one.flickr30k, one.coco)
         ]
-        here = "yes" if one.in_cache else "no"
+        here = "yes" if one.is_cached else "no"
         numbers = (
             parameters(one.parameters),
             size(one.bytes),
             f"{one.image_gigaflops:.0f}",
             *recalls,
         )
-        table.add_row(one.name, *numbers, one.licence, here)
+        table.add_row(one.name, *numbers, one.license, here)
     return table

@@ -15,13 +15,13 @@ Each merge adds one token; start and end come last.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import html
 import itertools
 import json
 import os
 import re
-import struct
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,9 +33,10 @@ import numpy as np
 import regex
 
 from lapclip.config import AUTO, DataConfig
-from lapclip.data.sentencepiece import CLEANING, PIECES, Normaliser, end_of, pieces_alone
+from lapclip.data.caption_cleaning import CLEANING
 from lapclip.errors import DataError, first_line
 from lapclip.paths import read_json, write_atomic
+from lapclip.suggest import install
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Reader
@@ -184,23 +185,14 @@ class PretrainedTokenizer(Tokenizer):
 
 
 class SiglipTokenizer(PretrainedTokenizer):
-    """SigLIP's: captions are cleaned, end with an end token and are filled to the full context: its text tower learnt
-    to look at the padding, so a caption is never shorter."""
+    """A SigLIP's tokenizer, from its tokenizer.json. Captions are cleaned, end with an end token and
+    are filled to the full context: the text tower learned to look at the padding."""
 
     fills = True
 
     def __init__(self, description: dict[str, Any], padding: int, cleaning: str) -> None:
-        self.cleaning, self._clean, self._normalise = cleaning, CLEANING[cleaning], None
-        try:
-            if cleaning == PIECES:
-                self._normalise = Normaliser(description)
-                super().__init__(pieces_alone(description), padding)
-                self._description = description
-                self.start = self.end = end_of(description)
-            else:
-                super().__init__(description, padding)
-        except (LookupError, TypeError, ValueError, struct.error) as error:
-            raise DataError(f"The tokenizer is damaged: {first_line(error)}.") from None
+        self.cleaning, self._clean = cleaning, CLEANING[cleaning]
+        super().__init__(description, padding)
 
     def encode(self, caption: str, context: int) -> list[int]:
         tokens = self._cut(self._ids(caption), context)
@@ -210,14 +202,8 @@ class SiglipTokenizer(PretrainedTokenizer):
         return [np.array(self.encode(caption, context), dtype=np.int32) for caption in captions]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The caption of the tokens up to the end."""
-        return (
-            super()
-            .decode(
-                itertools.takewhile(lambda token: token not in (self.end, self.padding), tokens)
-            )
-            .strip()
-        )
+        """Return the caption of the tokens up to the end."""
+        return super().decode(self._before_end(tokens)).strip()
 
     def length(self, caption: str) -> int:
         return len(self._ids(caption))
@@ -226,12 +212,57 @@ class SiglipTokenizer(PretrainedTokenizer):
         return {**super().to_dict(), "kind": "siglip", "cleaning": self.cleaning}
 
     def _ids(self, caption: str) -> list[int]:
-        text = self._clean(
-            caption.encode("utf-8", "replace").decode("utf-8")
-        )  # halves of characters are none
-        if self._normalise is None:
-            return self._reader.encode(text).ids
-        return [*self._reader.encode(self._normalise(text)).ids, self.end]
+        return self._reader.encode(self._cleaned(caption)).ids
+
+    def _cleaned(self, caption: str) -> str:
+        return self._clean(caption.encode("utf-8", "replace").decode("utf-8"))  # no lone surrogates
+
+    def _before_end(self, tokens: Iterable[int]) -> list[int]:
+        marks = (self.end, self.padding)
+        return list(itertools.takewhile(lambda token: token not in marks, tokens))
+
+
+class SentencePieceTokenizer(SiglipTokenizer):
+    """The first SigLIP's tokenizer, from its spiece.model, through the package sentencepiece."""
+
+    def __init__(self, pieces: bytes, cleaning: str) -> None:
+        self.pieces = pieces
+        self.cleaning, self._clean = cleaning, CLEANING[cleaning]
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ImportError:
+            raise DataError(
+                "This tokenizer needs the package sentencepiece.", hint=install("towers")
+            ) from None
+        try:
+            self._processor = SentencePieceProcessor(model_proto=pieces or b"damaged")
+        except RuntimeError:
+            raise DataError("it is no file of SentencePiece.") from None
+        self._unknown = self._processor.unk_id()
+        self.start = self.end = self.padding = self._processor.piece_to_id("</s>")
+        if self.end == self._unknown:
+            raise DataError("it has no piece for the end of a caption.")
+        # Multilingual vocabularies end with pieces that T5 reserved; their weights lack them.
+        count = self._processor.get_piece_size()
+        while count and "<extra_id_" in self._processor.id_to_piece(count - 1):
+            count -= 1
+        self._count = count
+
+    @property
+    def vocabulary(self) -> int:
+        return self._count
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        return self._processor.decode(self._before_end(tokens)).strip()
+
+    def to_dict(self) -> dict[str, Any]:
+        pieces = base64.b64encode(self.pieces).decode("ascii")
+        return {"kind": "sentencepiece", "pieces": pieces, "cleaning": self.cleaning}
+
+    def _ids(self, caption: str) -> list[int]:
+        tokens = self._processor.encode(self._cleaned(caption))
+        known = [token if token < self._count else self._unknown for token in tokens]
+        return [*known, self.end]
 
 
 CLIP_MERGES = Path(__file__).with_name("clip_merges.txt.gz")
@@ -473,14 +504,15 @@ def tokenizer_from_dict(saved: dict[str, Any]) -> Tokenizer:
             "description": dict(description),
             "padding": int(padding),
             "cleaning": str(cleaning),
-        }:
-            if cleaning not in CLEANING:
-                raise DataError(
-                    f"Unknown cleaning of captions: {cleaning!r}.",
-                    hint="a newer release of lapclip",
-                )
+        } if cleaning in CLEANING:
             return SiglipTokenizer(description, padding, cleaning)
-        case {"kind": "characters" | "bpe" | "foreign" | "siglip" as kind}:
+        case {
+            "kind": "sentencepiece",
+            "pieces": str(pieces),
+            "cleaning": str(cleaning),
+        } if cleaning in CLEANING:
+            return SentencePieceTokenizer(base64.b64decode(pieces), cleaning)
+        case {"kind": "characters" | "bpe" | "foreign" | "siglip" | "sentencepiece" as kind}:
             raise DataError(f"The saved tokenizer of kind {kind!r} is not whole.")
     raise DataError(
         f"Unknown kind of tokenizer: {saved.get('kind')!r}.", hint="a newer release of lapclip"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lapclip.errors import WeightsError
 from lapclip.exporting import ExportFormat, Job, Written, register
 from lapclip.exporting.export_folder import MARK, README, write_json
-from lapclip.weights import OWN_TOKENIZER
+from lapclip.weights import OWN_TOKENIZER, PREPROCESSOR
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -157,7 +157,7 @@ tokens = tokenizer(["a dog"], padding="max_length", truncation=True, return_tens
             huggingface.config_of(shape, embedder.tokenizer.start, bias),
         )
         write_json(
-            folder / huggingface.PREPROCESSOR,
+            folder / PREPROCESSOR,
             huggingface.preprocessor_of(shape, embedder.view.resized),
         )
         tensors = huggingface.to_theirs(embedder.model.state_dict(), shape.architecture)

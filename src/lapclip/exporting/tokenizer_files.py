@@ -6,7 +6,7 @@ import json
 import re
 import string
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lapclip.data.tokenizers import (
     WORD_END,
@@ -14,12 +14,14 @@ from lapclip.data.tokenizers import (
     BytePairTokenizer,
     CharacterTokenizer,
     PretrainedTokenizer,
+    SentencePieceTokenizer,
     SiglipTokenizer,
     Tokenizer,
     save_tokenizer,
 )
-from lapclip.errors import WeightsError
+from lapclip.errors import WeightsError, first_line
 from lapclip.exporting.export_folder import write_json
+from lapclip.suggest import install
 from lapclip.weights import OWN_TOKENIZER, TOKENIZER
 
 if TYPE_CHECKING:
@@ -138,8 +140,12 @@ def _pieces(tokenizer: SiglipTokenizer) -> tuple[Theirs, list[str]]:
     from tokenizers import Regex, normalizers
     from tokenizers import Tokenizer as Theirs
 
-    made = Theirs.from_str(json.dumps(tokenizer.to_dict()["description"]))
     limits = []
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        made = _unigram(tokenizer)
+        limits.append("letters with several accents, of which it drops some")
+    else:
+        made = Theirs.from_str(json.dumps(tokenizer.to_dict()["description"]))
     if tokenizer.cleaning:
         steps: list[normalizers.Normalizer] = []
         if tokenizer.cleaning != "mended":
@@ -147,16 +153,63 @@ def _pieces(tokenizer: SiglipTokenizer) -> tuple[Theirs, list[str]]:
             limits.append("the Greek final sigma, which Python's lower case knows")
         if tokenizer.cleaning == "mended-canonical":
             steps.append(normalizers.Replace("_", " "))
-        if tokenizer.cleaning in ("pieces", "canonical", "mended-canonical"):
+        if tokenizer.cleaning.endswith("canonical"):
             steps.append(normalizers.Replace(Regex(f"[{re.escape(string.punctuation)}]"), ""))
         steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
         own = [made.normalizer] if made.normalizer else []
         made.normalizer = normalizers.Sequence([*steps, *own])  # pyright: ignore[reportAttributeAccessIssue]
     if tokenizer.cleaning.startswith("mended"):
         limits.append("ftfy's mending of captions and HTML entities")
-    if tokenizer.cleaning == "pieces":
-        limits.append("letters with several accents, of which it drops some")
     return made, limits
+
+
+def _unigram(tokenizer: SentencePieceTokenizer) -> Theirs:
+    """Return the pieces of a SentencePiece file as Hugging Face's library has them."""
+    from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer as Theirs
+    from tokenizers.processors import TemplateProcessing
+
+    try:
+        from sentencepiece import sentencepiece_model_pb2
+    except Exception as error:  # without protobuf, or with a release that its classes do not fit
+        raise WeightsError(
+            f"tokenizer.json of SentencePiece's pieces needs the package protobuf: {first_line(error)}.",
+            hint=install("towers"),
+        ) from None
+    messages: Any = sentencepiece_model_pb2  # its classes are made when it is imported
+    proto = messages.ModelProto.FromString(tokenizer.pieces)
+    normalization, training = proto.normalizer_spec, proto.trainer_spec
+    if training.model_type != training.UNIGRAM:
+        raise WeightsError("Only SentencePiece's unigram models can be written as tokenizer.json.")
+    pieces = proto.pieces[: tokenizer.vocabulary]
+    special = [
+        at for at, piece in enumerate(pieces) if piece.type in (piece.UNKNOWN, piece.CONTROL)
+    ]
+    unknown = next(at for at in special if pieces[at].type == pieces[at].UNKNOWN)
+    made = Theirs(
+        models.Unigram(
+            [(piece.piece, piece.score) for piece in pieces], unknown, training.byte_fallback
+        )
+    )
+    steps: list[normalizers.Normalizer] = []
+    if normalization.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(normalization.precompiled_charsmap))
+    if normalization.remove_extra_whitespaces:
+        steps.append(normalizers.Replace(Regex("^ +| +$"), ""))
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    scheme = "always" if normalization.add_dummy_prefix else "never"
+    made.normalizer = normalizers.Sequence(steps)  # pyright: ignore[reportAttributeAccessIssue]
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)  # pyright: ignore[reportAttributeAccessIssue]
+    made.decoder = decoders.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+        [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always", split=False)]
+    )
+    made.add_special_tokens(
+        [AddedToken(pieces[at].piece, special=True, normalized=False) for at in special]
+    )
+    made.post_processor = TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+        single="$A </s>", special_tokens=[("</s>", tokenizer.end)]
+    )
+    return made
 
 
 def _framed(made, tokenizer: Tokenizer):

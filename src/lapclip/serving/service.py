@@ -374,8 +374,6 @@ class Service:
         self._model.batcher.close()
         for pool in (self._decoding, self._encoding, self._testing):
             pool.shutdown(wait=False, cancel_futures=True)
-        if self.fetcher is not None:
-            self.fetcher.close()
 
     @contextmanager
     def _admitted(self, model: ServedModel, items: Sequence[Loaded]) -> Iterator[None]:

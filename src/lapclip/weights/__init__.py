@@ -19,6 +19,17 @@ TOKENIZER, MERGES = "tokenizer.json", "merges.txt"
 PIECES = "spiece.model"
 """SentencePiece's file, which the first SigLIP's folders have."""
 OPENCLIP_CONFIG = "open_clip_config.json"
+OPENCLIP_WEIGHTS = (
+    "open_clip_model.safetensors",
+    "open_clip_pytorch_model.safetensors",
+    "open_clip_pytorch_model.bin",
+)
+"""Names of OpenCLIP's file of weights, the best first."""
+HUGGINGFACE_WEIGHTS = (WEIGHTS, "pytorch_model.bin")
+INDEX = ".index.json"
+"""Ending of the list of shards: model.safetensors.index.json."""
+PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+"""Hugging Face's preprocessing; a `CLIPProcessor` of release 5 writes the second, as `image_processor`."""
 DESCRIPTION = "lapclip.json"
 """What a folder holds that `lapclip export` wrote for another engine than torch."""
 FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")

@@ -18,6 +18,7 @@ from torch import Tensor
 from lapclip.config import CLIP_MEAN, CLIP_STD, ModelConfig
 from lapclip.errors import WeightsError
 from lapclip.weights import OPENCLIP_CONFIG as CONFIG
+from lapclip.weights import OPENCLIP_WEIGHTS as WEIGHTS
 from lapclip.weights.check_fields import (
     COLORS,
     FLAG,
@@ -43,13 +44,6 @@ from lapclip.weights.published import (
     named,
     their_name,
 )
-
-WEIGHTS = (
-    "open_clip_model.safetensors",
-    "open_clip_pytorch_model.safetensors",
-    "open_clip_pytorch_model.bin",
-)
-"""Names of the file of weights, the best first."""
 
 _BLOCKS = {
     "ls_init_value": (None,),
@@ -126,7 +120,7 @@ TIMM_TANH = re.compile(r"vit_(base_patch32|large_patch16_siglip_512|so400m_patch
 """The towers whose GELU is the approximate one; the older ones have the exact one."""
 CLEANING = {"canonicalize": "mended-canonical", "lower": "mended-lower", "whitespace": "mended"}
 """What `tokenizer_kwargs.clean` asks for, and our name for it."""
-CLEANED_BY = {"pieces": "canonicalize", "canonical": "canonicalize", "": "whitespace"}
+CLEANED_BY = {"canonical": "canonicalize", "": "whitespace"}
 """What comes closest to cleaning that OpenCLIP does not know."""
 
 _TIMM_BLOCK = {

@@ -47,7 +47,7 @@ from lapclip.paths import (
 )
 from lapclip.suggest import command, install
 from lapclip.weights import HUB, is_hub_name
-from lapclip.weights.huggingface import confirmed_name
+from lapclip.weights.hub import confirm_name
 
 TRUSTED = CacheFile("trusted.json")
 """Factories that someone at this computer has named: what comes from elsewhere may not make us call others."""
@@ -195,7 +195,7 @@ def _here_or_on_hub(reference: str) -> str:
     if Path(reference).exists():
         return reference
     if is_hub_name(reference):
-        return confirmed_name(reference)
+        return confirm_name(reference)
     raise ConfigError(
         f"There is no folder {reference}.",
         hint="the path of a folder with config.json, hf:org/name, or timm:NAME",

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from lapclip.config import ModelConfig
-from lapclip.data.sentencepiece import end_with, read_pieces
 from lapclip.data.tokenizers import (
+    SentencePieceTokenizer,
     SiglipTokenizer,
     Tokenizer,
     clip_tokenizer,
@@ -30,8 +30,11 @@ from lapclip.weights import (
     MERGES,
     OWN_TOKENIZER,
     PIECES,
+    PREPROCESSOR,
+    PROCESSOR,
     TOKENIZER,
     WEIGHTS,
+    hub,
     huggingface,
     is_exported,
     is_hub_name,
@@ -79,7 +82,7 @@ def read_model(path: str | os.PathLike) -> ReadModel:
         if (model := published_models.find(folder.as_posix())) is not None:
             return _read_published(model)
         if is_hub_name(folder.as_posix()):
-            folder = huggingface.download(folder.as_posix())
+            folder = hub.download(folder.as_posix())
     if folder.is_file():
         return _read_file(folder)
     if is_exported(folder):
@@ -103,7 +106,7 @@ def read_model(path: str | os.PathLike) -> ReadModel:
 def _read_published(model: published_models.PublishedModel) -> ReadModel:
     """A model by its short name, fetched where it is not here. It must have the parameters that are known of it."""
     folder = published_models.fetch(model)
-    found = read_model(folder / model.origin.rpartition("/")[2] if model.pinned else folder)
+    found = read_model(folder)
     if (count := sum(tensor.numel() for tensor in found.tensors.values())) != model.parameters:
         raise WeightsError(
             f"What was fetched as {model.name} has {count:,} parameters instead of {model.parameters:,}: it is another "
@@ -134,7 +137,8 @@ def _read_own(folder: Path, saved: dict[str, Any]) -> ReadModel:
         return ReadModel(shape, tensors, tokenizer, towers)
     except (DataError, WeightsError) as error:
         raise RunError(
-            f"The model in {folder} cannot be loaded: {error.message}", hint="lapclip train"
+            f"The model in {folder} cannot be loaded: {error.message}",
+            hint=error.hint or "lapclip train",
         ) from None
     except (
         OSError,
@@ -185,7 +189,7 @@ def _read_openclip(folder: Path, weights: Path) -> ReadModel:
 
 
 def _read_huggingface(folder: Path, config: dict[str, Any]) -> ReadModel:
-    both = (folder / name for name in (huggingface.PROCESSOR, huggingface.PREPROCESSOR))
+    both = (folder / name for name in (PROCESSOR, PREPROCESSOR))
     whole, alone = (_read_json(path) if path.exists() else {} for path in both)
     seen = whole.get("image_processor") or alone  # in the order of transformers
     shape = huggingface.shape_of(config, seen, str(folder / CONFIG))
@@ -272,7 +276,7 @@ def siglip_tokenizer(folder: Path, vocabulary: int, cleaning: str | None = None)
             folder, vocabulary, cleaning
         )
     except DataError as error:
-        raise WeightsError(error.message, hint="download or copy it again") from None
+        raise WeightsError(error.message, hint=error.hint or "download or copy it again") from None
     if tokenizer.vocabulary > vocabulary:
         raise WeightsError(
             f"The tokenizer does not fit the weights: that in {folder} has {tokenizer.vocabulary:,} tokens, and the "
@@ -291,37 +295,49 @@ def _siglip_tokenizer(folder: Path, vocabulary: int, cleaning: str | None) -> To
             f"{folder} has no tokenizer.", hint=f"{PIECES} or {TOKENIZER} from where it came"
         )
     try:
-        description = (
-            read_pieces(read_bytes(path, own=True)) if path.name == PIECES else read_json(path)
-        )
-        model = description["model"]
-        unigram = model["type"] == "Unigram"
-        if unigram:
-            # Pieces that a multilingual vocabulary has beyond the weights: T5's reserved pieces, never in texts.
-            pieces = model["vocab"]
-            while len(pieces) > vocabulary and "<extra_id_" in pieces[-1][0]:
-                pieces.pop()
-            ids = {piece: at for at, (piece, _) in enumerate(pieces)}
-        else:
-            ids = model["vocab"]
-            if cleaning is None and '"Lowercase"' not in json.dumps(description["normalizer"]):
-                steps = [
-                    {"type": "Lowercase"},
-                    *([description["normalizer"]] if description["normalizer"] else []),
-                ]
-                description["normalizer"] = {"type": "Sequence", "normalizers": steps}
-        end, padding = ("</s>", "</s>") if unigram else ("<eos>", "<pad>")
-        if cleaning is None:
-            cleaning = "pieces" if path.name == PIECES else "canonical" if unigram else ""
-        tokenizer = SiglipTokenizer(description, ids[padding], cleaning)
-        if tokenizer.end != ids[end] or tokenizer.length("") != 1:
-            description["post_processor"] = end_with(end, ids[end])
-            tokenizer = SiglipTokenizer(description, ids[padding], cleaning)
-        return tokenizer
+        if path.name == PIECES:
+            pieces = read_bytes(path, own=True)
+            return SentencePieceTokenizer(pieces, "canonical" if cleaning is None else cleaning)
+        return _described_tokenizer(read_json(path), vocabulary, cleaning)
     except DataError as error:
-        raise DataError(f"{path} cannot be read: {error.message}") from None
+        raise DataError(f"{path} cannot be read: {error.message}", hint=error.hint) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise DataError(f"{path} cannot be read: {first_line(error)}.") from None
+
+
+def _described_tokenizer(
+    description: dict[str, Any], vocabulary: int, cleaning: str | None
+) -> Tokenizer:
+    """Return the tokenizer of a tokenizer.json: a unigram model, or byte pairs as Gemma's."""
+    model = description["model"]
+    if model["type"] == "Unigram":
+        # Multilingual vocabularies end with pieces that T5 reserved; the weights lack them.
+        pieces = model["vocab"]
+        while len(pieces) > vocabulary and "<extra_id_" in pieces[-1][0]:
+            pieces.pop()
+        ids = {piece: at for at, (piece, _) in enumerate(pieces)}
+        end, padding = "</s>", "</s>"
+        cleaning = "canonical" if cleaning is None else cleaning
+    else:
+        ids = model["vocab"]
+        end, padding = "<eos>", "<pad>"
+        if cleaning is None and '"Lowercase"' not in json.dumps(description["normalizer"]):
+            steps: list[Any] = [{"type": "Lowercase"}]
+            if description["normalizer"]:
+                steps.append(description["normalizer"])
+            description["normalizer"] = {"type": "Sequence", "normalizers": steps}
+    tokenizer = SiglipTokenizer(description, ids[padding], cleaning or "")
+    if tokenizer.end != ids[end] or tokenizer.length("") != 1:
+        description["post_processor"] = end_with(end, ids[end])
+        tokenizer = SiglipTokenizer(description, ids[padding], cleaning or "")
+    return tokenizer
+
+
+def end_with(name: str, token: int) -> dict[str, Any]:
+    """Return the step of a tokenizer.json that puts an end token behind each caption."""
+    parts = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": name, "type_id": 0}}]
+    special = {name: {"id": name, "ids": [token], "tokens": [name]}}
+    return {"type": "TemplateProcessing", "single": parts, "pair": parts, "special_tokens": special}
 
 
 def _check_clips_own(folder: Path, vocabulary: int) -> None:

@@ -11,18 +11,10 @@ server (`--immich-upstream`).
 from __future__ import annotations
 
 import asyncio
-import http.client
 import logging
 import secrets
-import socket
-import ssl
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 from fastapi import APIRouter
@@ -33,11 +25,11 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from lapclip import http
 from lapclip.data.decode import read_header
 from lapclip.errors import ConfigError
 from lapclip.serving.dialects import Dialect, json_answer
 from lapclip.serving.dialects.own import Demand, Strict
-from lapclip.serving.fetch import Wire, ask, read, seconds_left
 from lapclip.serving.items import LARGEST_IMAGE, LONGEST_TEXT, ImageFile, Text
 from lapclip.serving.refusals import BadItem, BadUpstream, Refusal, TooLarge, TooMany, Unsupported
 from lapclip.serving.service import Service
@@ -79,78 +71,43 @@ class Clip(Strict):
 
 
 class Upstream:
-    """Immich's own machine-learning server, asked in threads."""
+    """Immich's own machine-learning server."""
 
     def __init__(self, url: str) -> None:
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            parts, host, port = urlsplit(""), None, None
-        if (
-            parts.scheme not in ("http", "https")
-            or not host
-            or "@" in parts.netloc
-            or parts.query
-            or parts.fragment
-        ):
+        address = http.server_url(url)
+        if address is None or address.userinfo or address.query or address.fragment:
             raise ConfigError(
                 f"{url} is no address of a server.",
                 hint="--immich-upstream http://immich-machine-learning:3003",
             )
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._host, self._port = host, port or (443 if self._tls else 80)
-        self._written_host, self._path = parts.netloc, parts.path.rstrip("/") + "/predict"
-        self._threads = ThreadPoolExecutor(AT_ONCE, "lapclip-immich")
+        self._url = address.copy_with(path=address.path.rstrip("/") + "/predict")
+        self._name = f"The server of --immich-upstream ({address.netloc.decode()})"
+        self._slots = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
 
     async def predict(self, content_type: str, body: bytes) -> Response:
-        """What it answers to a form."""
+        """Return its answer to a form."""
         if self._waiting >= AT_ONCE + MOST_WAITING:
             raise TooMany("Too many requests wait for Immich's own server.", retry_after=5)
-        given_up, deadline = threading.Event(), time.monotonic() + SECONDS
+        headers = {"Content-Type": content_type, "Accept": "application/json"}
         self._waiting += 1
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(
-                self._threads, self._post, content_type, body, deadline, given_up
-            )
+            async with asyncio.timeout(SECONDS), self._slots:
+                answer = await http.post(self._url, body, headers, max_bytes=MOST_ANSWER)
         except TimeoutError:
             raise BadUpstream(
                 f"{self._name} did not answer within {SECONDS:.0f} seconds."
             ) from None
-        except (OSError, http.client.HTTPException, ValueError, TooLarge):
+        except http.RequestFailed:
             raise BadUpstream(f"{self._name} did not answer.", hint="whether it runs") from None
         finally:
             self._waiting -= 1
-            given_up.set()
-
-    @property
-    def _name(self) -> str:
-        return f"The server of --immich-upstream ({self._written_host})"
-
-    def _post(
-        self, content_type: str, body: bytes, deadline: float, given_up: threading.Event
-    ) -> Response:
-        with closing(
-            socket.create_connection((self._host, self._port), seconds_left(deadline))
-        ) as plain:
-            sock = self._tls.wrap_socket(plain, server_hostname=self._host) if self._tls else plain
-            headers = {
-                "Host": self._written_host,
-                "Content-Type": content_type,
-                "Accept": "application/json",
-            }
-            response = ask(Wire(sock, deadline, given_up), "POST", self._path, headers, body)
-            content = read(response, MOST_ANSWER)
-            if response.status not in STATUSES:
-                raise BadUpstream(f"{self._name} answered with status {response.status}.")
-            kind = " ".join(
-                response.headers.get("Content-Type", "").split()
-            )  # it may stand in several lines
-            return Response(
-                content, response.status, media_type=kind if kind and kind.isprintable() else None
-            )
+        if answer.status not in STATUSES:
+            raise BadUpstream(f"{self._name} answered with status {answer.status}.")
+        kind = answer.headers.get("Content-Type", "")
+        kind = " ".join(kind.split())  # it may be written in several lines
+        media_type = kind if kind.isprintable() else ""
+        return Response(answer.content, answer.status, media_type=media_type or None)
 
 
 def routes(service: Service) -> APIRouter:
