@@ -203,15 +203,15 @@ def test_an_extra_is_installed_for_this_interpreter_and_from_where_lapclip_came(
     monkeypatch.setattr("lapclip.suggest._origin", lambda: "")
     python = quoted(path_from_here(sys.executable))
     installer = f"{python} -m pip install" if has_pip else f"uv pip install --python {python}"
-    assert install("hub") == f"{installer} {quoted('lapclip[hub]')}"
+    assert install("towers") == f"{installer} {quoted('lapclip[towers]')}"
     wheel = "file:///home/me/dist/lapclip-0.1.0-py3-none-any.whl"
     monkeypatch.setattr("lapclip.suggest._origin", lambda: wheel)
-    assert install("hub") == f"{installer} {quoted(f'lapclip[hub] @ {wheel}')}"
+    assert install("towers") == f"{installer} {quoted(f'lapclip[towers] @ {wheel}')}"
     clone = tmp_path / "clone"
     (clone / "src" / "lapclip").mkdir(parents=True)
     (clone / "pyproject.toml").touch()
     monkeypatch.setattr("lapclip.suggest.__file__", str(clone / "src" / "lapclip" / "suggest.py"))
-    assert install("hub").endswith(f" --editable {quoted(f'{path_from_here(clone)}[hub]')}")
+    assert install("towers").endswith(f" --editable {quoted(f'{path_from_here(clone)}[towers]')}")
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,8 @@ def test_the_list_says_what_is_here(server: Server) -> None:
         ("small-hub", True)
     ]
     assert "small-hub" in run("models").stdout
-    there = json.loads(run("clean", "models", "--yes", "--json").stdout)["removed"]
-    assert [one["kind"] for one in there] == ["models"]
+    there = json.loads(run("clean", "--caches", "--yes", "--json").stdout)["removed"]
+    assert [(one["kind"], Path(one["path"]).name) for one in there] == [("cache", "small-hub")]
     assert not published_models.MODELS["small-hub"].is_cached
 
 
