@@ -284,17 +284,6 @@ def compiled(here: Here) -> str:
     return seen
 
 
-def two_devices(here: Here) -> str:
-    kind = here.needs_accelerator()
-    needs_run(here, "on-cpu", "train.device=cpu")
-    here.train("split", f"train.image_device={kind}", "train.text_device=cpu")
-    split, whole = here.losses("split"), here.losses("on-cpu")
-    off = max(abs(split[step] / whole[step] - 1) for step in whole)
-    if off > 0.02:
-        raise Failed(f"losses differ by {off:.1e}")
-    return f"losses differ by {off:.1e} at most"
-
-
 def compare(here: Here) -> str:
     """The figure a Mac is asked for most."""
     if not here.accelerator:
@@ -527,7 +516,6 @@ CHECKS = [
     Check("canary", "the GPU computes what it should", 90, canary),
     Check("gpu and cpu", "the GPU learns what the CPU learns", 120, gpu_learns_as_cpu),
     Check("half precision", "float16 and bfloat16 learn on the GPU", 120, half_precision),
-    Check("two devices", "a tower on each of two devices learns the same", 90, two_devices),
     Check("first run", "lapclip train, with everything chosen by measuring", 180, first_run),
     Check("after training", "the commands that follow", 90, after_training),
     Check("odd names", "folders and files with spaces, accents and 東京", 60, odd_names),

@@ -67,7 +67,6 @@ def test_the_platform_page_names_the_checks_there_are() -> None:
     assert there - named <= {
         "after training",
         "web pages",
-        "two devices",
         "compare",
     }  # of which nothing is known to differ
 

@@ -297,12 +297,6 @@ class TrainConfig:
     device: str = setting(AUTO, choices=(AUTO, "cpu", "accelerator", "cuda", "mps", "xpu"))
     """Where to compute. Like the other `auto` settings it is settled by timing real steps (`lapclip tune`) or, where
     the run is too short for that, plainly: the accelerator where there is one, float32."""
-    image_device: str = setting(AUTO, choices=(AUTO, "cpu", "accelerator", "cuda", "mps", "xpu"))
-    """Where the image tower is. `auto` follows `device`, unless `lapclip tune` finds that a tower on each of two
-    devices is faster. On two devices the towers compute at once, and `device` is where the loss is computed: the
-    accelerator, unless it is set. docs/speed.md"""
-    text_device: str = setting(AUTO, choices=(AUTO, "cpu", "accelerator", "cuda", "mps", "xpu"))
-    """The same for the text tower."""
     dtype: str = setting(AUTO, choices=(AUTO, "float32", "bfloat16", "float16", "float8"))
     """Precision of the products. The weights that are kept and updated stay float32. `float8` multiplies in it inside
     the blocks, forward and back to their inputs, and is bfloat16 elsewhere: for NVIDIA GPUs since Ada and Hopper.

@@ -367,12 +367,12 @@ class Embedder(Encoder):
 
     @torch.inference_mode()
     def embed_pixels(self, pixels_BSSC: np.ndarray) -> np.ndarray:
-        pixels = torch.from_numpy(pixels_BSSC).to(self.device.of("image").torch)
+        pixels = torch.from_numpy(pixels_BSSC).to(self.device.torch)
         return self.model.encode_image(normalise(pixels, self.model.shape)).cpu().numpy()
 
     @torch.inference_mode()
     def embed_tokens(self, tokens_BL: np.ndarray) -> np.ndarray:
-        tokens = torch.from_numpy(tokens_BL).to(self.device.of("text").torch)
+        tokens = torch.from_numpy(tokens_BL).to(self.device.torch)
         return self.model.encode_text(tokens).cpu().numpy()
 
     def to(self, device: str) -> Embedder:

@@ -239,7 +239,6 @@ def test_runs_in_half_precision_resume_to_the_same_losses(here: Path, changes: l
     ("setting", "value", "refused"),
     [
         ("device", "mps", "train.device mps is not here"),
-        ("text_device", "xpu", "train.text_device xpu is not here"),
         ("linear", "triton", "train.linear triton cannot be had"),
     ],
 )
@@ -247,7 +246,7 @@ def test_a_run_of_another_machine_is_refused_with_a_command_that_works_here(
     here: Path, monkeypatch: pytest.MonkeyPatch, setting: str, value: str, refused: str
 ) -> None:
     monkeypatch.setattr(choose_device, "accelerator_here", lambda: None)
-    train_small("train.text_device=cpu", name="mine", callbacks=stop_after(3))
+    train_small(name="mine", callbacks=stop_after(3))
     settings = here / "runs" / "mine" / "run.toml"
     changed = re.sub(
         rf'^{setting} = ".*"$', f'{setting} = "{value}"', settings.read_text(), flags=re.MULTILINE
@@ -256,7 +255,7 @@ def test_a_run_of_another_machine_is_refused_with_a_command_that_works_here(
     with pytest.raises(RunError, match=f"mine began on another machine: {refused}") as caught:
         resume("mine")
     assert caught.value.hint.startswith("a new run: ")
-    for chosen_anew in ("device", "text_device", "linear"):
+    for chosen_anew in ("device", "linear"):
         assert f"--set train.{chosen_anew}=auto" in caught.value.hint
 
 

@@ -166,7 +166,7 @@ def test_an_accelerator_is_examined_beside_the_making_of_data(
         def warm_up(self) -> None:
             threads["device"] = threading.current_thread().name
 
-    monkeypatch.setattr(run_setup, "find_devices", lambda train: [Found()])
+    monkeypatch.setattr(run_setup, "find_device", lambda asked: Found())
     monkeypatch.setattr(run_setup, "candidates", lambda train: [Found()])
     set_up("first-run", SMALL, None)
     assert threads["device"].startswith("lapclip-device")

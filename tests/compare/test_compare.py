@@ -1,18 +1,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from lapclip import compare
-from lapclip.compare.fits import MEASURED, Contestant, Rung, crossover
+from lapclip.compare.fits import MEASURED, Contestant, Rung
 from lapclip.machine.choose_device import default_threads
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.gpus import Cuda
 from lapclip.training.step import TrainStep
 
-from ..second_device import pretend
 from .made import CPU, cells_of
 
 TINY = (Rung(64, 1), Rung(64, 2))
@@ -110,21 +108,6 @@ def test_a_long_step_with_all_threads_is_not_tried_with_fewer() -> None:
     assert compare._best_threads(lambda threads: (threads, None), 16, 16)[0] == 16
 
 
-def test_a_tower_on_each_device_is_one_more_contestant(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch)
-    together = compare.contestants()[-1]
-    assert together.device == "xpu+cpu"
-    cells = compare.measure_cells(
-        [Contestant("cpu", "float32", 1), together], TINY[:1], (4,), 30.0, silent
-    )
-    assert [cell.skipped for cell in cells] == [None, None]
-    assert (cells[1].peak_memory_bytes or 0) >= 0
-    assert (
-        "a tower on each device is faster"
-        in crossover([*cells, replace(cells[0], device="xpu", ms=(cells[1].ms or 0.0) * 2)])["text"]
-    )
-
-
 def test_a_short_comparison_reaches_large_models_before_it_fills_in() -> None:
     steps: list[str] = []
     found = compare.measure_cells([CPU], TINY, (1, 4, 16), 60.0, steps.append)
@@ -144,7 +127,7 @@ def test_against_an_accelerator_the_cpu_may_choose_its_threads(
 ) -> None:
     monkeypatch.setattr(compare, "available", lambda: [Cuda(), Cpu()])
     assert [one.text() for one in compare.contestants()] == [
-        "cuda float32", "cuda bfloat16", "cpu float32", "cpu bfloat16", "cuda+cpu bfloat16"
+        "cuda float32", "cuda bfloat16", "cpu float32", "cpu bfloat16"
     ]  # fmt: skip
     (cell,) = compare.measure_cells([Contestant("cpu", "float32", 0)], TINY[:1], (1,), 30.0, silent)
     assert cell.threads == 0

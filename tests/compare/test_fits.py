@@ -72,18 +72,6 @@ def test_the_crossover_is_where_the_accelerator_overtakes() -> None:
     assert found["text"].startswith("cuda wins from ")
 
 
-def test_together_or_alone_is_answered_beside_the_crossover() -> None:
-    alone = cells_of(CPU, overhead=1.0, rate=1e11) + cells_of(GPU, overhead=20.0, rate=1e13)
-    points = crossover(alone)["points"]
-    both = Contestant("cuda+cpu", "float32", 2)
-    slow, fast = (
-        crossover(alone + cells_of(both, overhead=overhead, rate=1e13)) for overhead in (200.0, 5.0)
-    )
-    assert slow["points"] == fast["points"] == points  # between the devices alone
-    assert "a tower on each device is faster nowhere" in slow["text"]
-    assert "a tower on each device is faster in" in fast["text"]
-
-
 def test_a_cell_that_was_not_run_is_judged_by_the_fit() -> None:
     cells = cells_of(CPU, overhead=1.0, rate=1e11) + cells_of(GPU, overhead=20.0, rate=1e13)
     whole = crossover(fitted(cells, fit(cells)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from lapclip.machine.choose_device import (
     available,
     candidates,
     choose_device,
-    choose_devices,
+    choose_train_device,
     device_of,
 )
 from lapclip.machine.cpu import Cpu
@@ -84,10 +83,9 @@ def test_an_accelerator_of_an_unknown_kind_is_left_alone(monkeypatch: pytest.Mon
     assert choose_device("auto")[0].is_cpu
 
 
-@pytest.mark.parametrize("choose", [choose_devices, candidates])
-@pytest.mark.parametrize("changes", [{}, {"text_device": "cpu"}])
+@pytest.mark.parametrize("choose", [choose_train_device, candidates])
 def test_what_a_run_asks_for_is_examined_in_its_own_precision(
-    choose: Callable, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    choose: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resumed run chooses its device in a new process, which has examined nothing."""
     examined: set[str] = set()
@@ -95,7 +93,7 @@ def test_what_a_run_asks_for_is_examined_in_its_own_precision(
     monkeypatch.setattr(
         Pretended, "examine", lambda self, *precisions: examined.update(precisions) or []
     )
-    choose(TrainConfig(device="accelerator", dtype="float16", **changes))
+    choose(TrainConfig(device="accelerator", dtype="float16"))
     assert examined == {"float32", Pretended.half, "float16"} != {"float32", Pretended.half}
 
 

@@ -97,45 +97,6 @@ def test_the_logit_bias_is_there_where_the_loss_has_one() -> None:
     assert with_bias.to_dict(lambda _: [])["curves"]["logit_bias"]["value"][-1] == -10.0
 
 
-def test_towers_on_two_devices_say_who_waits() -> None:
-    towers = {"image": {"computed": 0.01, "waited": 0.2}, "text": {"computed": 0.21, "waited": 0.0}}
-    steps: list[dict[str, Any]] = [
-        {
-            "type": "step",
-            "step": at,
-            "time": float(at),
-            "loss": 1.0,
-            "towers": towers if at % 2 else None,
-        }
-        for at in range(1, 6)
-    ]
-    began = {
-        "type": "started",
-        "time": 0.0,
-        "steps": 5,
-        "devices": {"image": "cuda", "text": "cpu"},
-    }
-    view = RunView("mine", "died", summarise([began, *steps]))
-    assert view.towers is not None
-    assert (
-        view.towers_text(view.towers)
-        == "image on cuda 10 ms, text on cpu 210 ms; image waits 200 ms for the other"
-    )
-    assert [tower["waited"] for tower in view.to_dict(lambda _: [])["towers"]] == [0.2, 0.0]
-    moved = {
-        "type": "fell_back",
-        "time": 6.0,
-        "step": 5,
-        "devices": {"image": "cpu", "text": "cpu"},
-        "change": {},
-    }
-    assert RunView("mine", "died", summarise([began, *steps, moved])).towers is None
-    damaged = [
-        {**event, "towers": {"image": "much", "text": {"computed": None}}} for event in steps
-    ]
-    assert RunView("mine", "died", summarise([began, *damaged])).towers is None
-
-
 def test_machines_are_there_where_several_train() -> None:
     steps: list[dict[str, Any]] = [
         {"type": "step", "step": at, "time": float(at), "loss": 1.0} for at in range(1, 5)

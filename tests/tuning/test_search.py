@@ -16,7 +16,6 @@ from lapclip.tuning.compiling import Compiling
 from lapclip.tuning.measure import Setting
 from lapclip.tuning.search import Tuning
 
-from ..second_device import pretend
 from .made import CONFIG, tuned
 
 
@@ -31,16 +30,13 @@ def test_what_is_asked_for_is_kept() -> None:
     asked = {"device": "cpu", "dtype": "float32", "threads": 1, "micro_batch": 4, "compile": "none"}
     tuning = tuned(**asked, image_attention="products", text_attention="fused", linear="torch")
     chosen = dataclasses.asdict(tuning.setting)
-    towers = {"image_device": "auto", "text_device": "auto"}
     assert chosen == {
         **asked,
-        **towers,
         "image_attention": "products",
         "text_attention": "fused",
         "linear": "torch",
     }
-    why = {name: reason for name, reason in tuning.reasons.items() if reason != "asked for"}
-    assert why == dict.fromkeys(towers, "as train.device")
+    assert set(tuning.reasons.values()) == {"asked for"}
 
 
 def test_however_small_the_budget_something_is_chosen() -> None:
@@ -151,54 +147,3 @@ def test_a_long_run_measures_compiling_by_itself(monkeypatch: pytest.MonkeyPatch
     reason = tuning.reasons["compile"]
     assert "measured" in reason or "compiled here" in reason  # where there is no compiler
     assert (tuning.setting.compile == "compiled") == ("less" in reason)
-
-
-def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An accelerator in name, and no reason to stop early: both devices are the same cores, which may be busy."""
-    pretend(monkeypatch)
-    monkeypatch.setattr(search, "HOPELESS", 1e6)
-    monkeypatch.setattr(search, "WITHIN", 1e6)
-    monkeypatch.setattr(search, "CERTAIN", 1e6)
-    monkeypatch.setattr(search.Search, "_least_of_pair", lambda *_: 0.0)
-
-
-@pytest.mark.slow  # the next one tunes the same, to where two devices are taken
-def test_a_tower_on_each_of_two_devices_is_tried_and_the_ceiling_is_said_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    two_devices(monkeypatch)
-    tuning = tuned(60.0, dtype="float32", threads=1)
-    why = tuning.reasons["image_device"]
-    assert "two devices can be" in why
-    assert "x at most, because the" in why
-    assert "images on xpu and captions on cpu" in why
-    assert "predicted" in why
-    every = [*tuning.tried, *(entry["choices"] for entry in tuning.rejected)]
-    assert any((entry["image_device"], entry["text_device"]) == ("cpu", "xpu") for entry in every)
-
-
-def test_two_devices_are_taken_where_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = search.Search._race
-
-    def race(self: search.Search, setting: Setting) -> None:
-        real(self, setting)
-        if setting in self.times and setting.image_device == "xpu":
-            self.times[setting] = min(self.times.values()) / 2
-
-    two_devices(monkeypatch)
-    monkeypatch.setattr(search.Search, "_race", race)
-    tuning = tuned(60.0, dtype="float32", threads=1)
-    chosen = tuning.setting
-    assert (chosen.device, chosen.image_device, chosen.text_device) == ("xpu", "xpu", "cpu")
-    assert "alone here; two devices can be" in tuning.reasons["text_device"]
-    assert "where the loss is computed" in tuning.reasons["device"]
-    assert set(tuning.reasons) >= {"compile", "threads", "micro_batch", "image_attention", "linear"}
-
-
-def test_devices_too_far_apart_are_not_tried_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch)
-    monkeypatch.setattr(search, "WITHIN", 0.5)
-    tuning = tuned(dtype="float32", threads=1)
-    assert "times as fast as" in tuning.reasons["text_device"]
-    every = [*tuning.tried, *(entry["choices"] for entry in tuning.rejected)]
-    assert all(entry["image_device"] == "auto" for entry in every)

@@ -297,15 +297,6 @@ def test_no_state_and_no_gap_in_the_events_breaks_the_image(tmp_path: Path) -> N
         view.to_dict(lambda _: [])
 
 
-def test_who_waits_for_whom_is_shown_where_towers_are_on_two_devices(tmp_path: Path) -> None:
-    towers = {"image": {"computed": 0.01, "waited": 0.2}, "text": {"computed": 0.21, "waited": 0.0}}
-    events = [
-        {**event, "towers": towers} if event["type"] == "step" else event for event in trained(60)
-    ]
-    text = words(drawn(view_of(tmp_path, "split", events, working=True), 100))
-    assert "image waits 200 ms for the other" in text
-
-
 def test_waiting_for_others_is_a_phase_of_its_own(tmp_path: Path) -> None:
     at = time.time()
     seconds = {"forward": 0.2, "backward": 0.5, "exchange": 0.3}

@@ -14,7 +14,6 @@ from lapclip.suggest import command
 
 SHOWN = (
     "device",
-    "towers",
     "dtype",
     "attention",
     "linear",
@@ -82,14 +81,7 @@ def tune(
 def summary(found: dict[str, Any], train: str) -> list[str]:
     """What was chosen and why, and what was not."""
     lines = [f"recipe {escape(found['recipe'])}", ""]
-    towers, why = (
-        [found["choices"][f"{tower}_device"] for tower in ("image", "text")],
-        found["reasons"],
-    )
-    both = (
-        f"image on {towers[0]}, text on {towers[1]}" if towers[0] != towers[1] else "on one device"
-    )
-    choices, reasons = found["choices"] | {"towers": both}, why | {"towers": why["image_device"]}
+    choices, reasons = found["choices"], found["reasons"]
     for name in SHOWN:
         choice = choices[name]
         shown = "whole batch" if name == "micro_batch" and not choice else str(choice)

@@ -58,12 +58,11 @@ from lapclip.errors import ConfigError, DataError, LostRank, RunBusy, RunError
 from lapclip.machine import facts
 from lapclip.machine.choose_device import (
     choose_compile,
-    choose_devices,
-    find_devices,
+    choose_train_device,
+    find_device,
     prepare_device,
 )
 from lapclip.machine.device import Device
-from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.ranks import ALONE, Ranks, job, job_agent, join
 from lapclip.machine.timing import Laps
 from lapclip.model.shapes import SHAPES
@@ -302,11 +301,6 @@ def set_up_again(
     plan = make_plan(ingredients.config, ingredients.data, ingredients.tokenizer)
     config, device = restore_device(run, ingredients.config)
     if ranks is not ALONE:  # one may be what is left of several
-        if isinstance(device, DevicePair):
-            raise RunError(
-                f"{run.path} has its towers on two devices, {device.kind}, which one process alone can go on with.",
-                hint=command("resume", run.typed),
-            )
         config = share_again(config, ranks, device)
     return assemble(
         replace(ingredients, config=config), plan, device, progress, ranks if features else ALONE
@@ -356,7 +350,7 @@ def gather_again(
     # Learned once: another release of the library that learns it might number tokens differently.
     tokenizer = load_tokenizer(run.tokenizer) or fit_vocabulary(config, data)[1]
     with _elsewhere(run):
-        find_devices(config.train)
+        find_device(config.train.device)
     if not is_partly_frozen(config):
         try:
             refuse_what_cannot_fit(config, longest_caption(config, data, tokenizer))
@@ -404,7 +398,7 @@ def _elsewhere(run: Run) -> Iterator[None]:
         yield
     except ConfigError as error:
         asked = mapping(mapping(run.read_settings()["run"].get("asked")).get("train"))
-        machines_own = ("device", "image_device", "text_device", *KERNELS)
+        machines_own = ("device", *KERNELS)
         again = run.train_again(*(f"train.{name}={AUTO}" for name in machines_own if name in asked))
         raise RunError(
             f"{run.path} began on another machine: {error.message}", hint=f"a new run: {again}"
@@ -414,7 +408,7 @@ def _elsewhere(run: Run) -> Iterator[None]:
 def restore_device(run: Run, config: Config) -> tuple[Config, Device]:
     """The device, threads and kernels a run began with: never chosen anew, because results depend on them."""
     with _elsewhere(run):
-        device, _ = choose_devices(config.train)
+        device, _ = choose_train_device(config.train)
         check_kernels(config.train, device)
     prepare_device(device, int(config.train.threads))
     how, _ = choose_compile(config.train.compile, device)  # it may be impossible by now

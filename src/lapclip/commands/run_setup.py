@@ -44,7 +44,7 @@ from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError
 from lapclip.evaluation import note_on_held_out
 from lapclip.loss import LOSSES
-from lapclip.machine.choose_device import candidates, find_devices
+from lapclip.machine.choose_device import candidates, find_device
 from lapclip.machine.device import Device
 from lapclip.machine.other_programs import BUSY_SHARE, OtherPrograms, count_free_cores
 from lapclip.machine.ranks import ALONE, Ranks, under_torchrun
@@ -151,7 +151,6 @@ def read_request(
 def fit_ranks(request: Request, count: int, *, together: bool) -> Request:
     """Settings that follow from how many processes share the work; one alone may be the rest of several."""
     train, notes = request.config.train, []
-    refuse_shards_of_towers(train, together=together or count > 1)
     if together and not request.is_set("train", "shards"):
         train = replace(train, shards=max(UNDER_TORCHRUN, count))
     if 0 < train.shards < count:
@@ -169,20 +168,6 @@ def fit_ranks(request: Request, count: int, *, together: bool) -> Request:
     return replace(
         request, config=replace(request.config, train=train), notes=[*request.notes, *notes]
     )
-
-
-def refuse_shards_of_towers(train: TrainConfig, *, together: bool) -> None:
-    """Towers on two devices take a batch as a whole, in one process."""
-    image, text = (
-        train.device if name == AUTO else name for name in (train.image_device, train.text_device)
-    )
-    if image != text and (together or train.shards != 1):
-        raise ConfigError(
-            f"Towers on devices of their own are for one process{'' if together else ' and train.shards=1'}.",
-            hint="--set train.image_device=auto --set train.text_device=auto"
-            if together
-            else "--set train.shards=1",
-        )
 
 
 def fit_threads(request: Request, ranks: Ranks) -> tuple[Request, dict[str, str]]:
@@ -433,9 +418,9 @@ def set_up(
     del settled_recipe
     request, why_threads = fit_threads(request, ranks)
     # One that is not here is refused before images are drawn, and so is what it cannot compute.
-    found = find_devices(request.config.train)
+    found = find_device(request.config.train.device)
     check_kernels_early(request.config.train, found)
-    accelerated = any(not device.is_cpu for device in found)
+    accelerated = not found.is_cpu
     check_tracker(request.config.work.track)
     with ThreadPoolExecutor(1, thread_name_prefix="lapclip-device") as beside:
         if accelerated:
@@ -514,11 +499,7 @@ def more_reasons(setup: RunSetup) -> dict[str, str]:
 
 def busy_notes(train: TrainConfig, device: Device, others: float | None) -> list[str]:
     """That other programs have used so much of the cores while a run was set up that the CPU will train slowly."""
-    if (
-        others is None
-        or others <= BUSY_SHARE
-        or not any(device.of(tower).is_cpu for tower in ("image", "text"))
-    ):
+    if others is None or others <= BUSY_SHARE or not device.is_cpu:
         return []
     free, threads = count_free_cores(others), int(train.threads)
     if free >= threads:
@@ -531,12 +512,12 @@ def busy_notes(train: TrainConfig, device: Device, others: float | None) -> list
     ]
 
 
-def check_kernels_early(train: TrainConfig, found: Sequence[Device]) -> None:
+def check_kernels_early(train: TrainConfig, found: Device) -> None:
     """Refuse what the device that is sure to be taken cannot compute. An accelerator that nobody named may be left for
     the CPU, which has other kernels; float8 is not among them."""
-    sure = train.device != AUTO or found[0].is_cpu or train.dtype == "float8"
-    if sure and len(set(found)) == 1 and train.dtype != AUTO:
-        check_kernels(train, found[0])
+    sure = train.device != AUTO or found.is_cpu or train.dtype == "float8"
+    if sure and train.dtype != AUTO:
+        check_kernels(train, found)
 
 
 def examine_devices(train: TrainConfig) -> None:

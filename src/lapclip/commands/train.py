@@ -531,7 +531,7 @@ def finish(training: Training, laps: Laps) -> dict[str, Any]:
 
 
 def _load(training: Training, folder: Path) -> Embedder:
-    embedder = load_torch(folder, training.device.of("loss").kind)
+    embedder = load_torch(folder, training.device.kind)
     embedder.batch = training.embedder.batch
     return embedder
 
@@ -610,7 +610,7 @@ def started(training: Training, setup: RunSetup, notes: list[str], laps: Laps) -
         chance_loss=LOSSES[train.loss].chance(train.batch_size),
         closed_form=setup.closed_form,
         set_up_seconds=dict(laps.seconds),
-        hardware={(own := device.of(tower)).kind: own.label for tower in ("image", "text")},
+        hardware={device.kind: device.label},
     )
 
 

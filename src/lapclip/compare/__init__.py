@@ -38,7 +38,6 @@ from lapclip.machine.choose_device import (
     available,
     default_threads,
     device_of,
-    pair_of,
     prepare_device,
 )
 from lapclip.machine.device import Device
@@ -51,7 +50,7 @@ from lapclip.progress import Status
 from lapclip.text import short_duration
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
 from lapclip.training.feed import ready
-from lapclip.training.memory import SHARE_OF_MEMORY, demands
+from lapclip.training.memory import SHARE_OF_MEMORY, predict_bytes
 from lapclip.tuning.choose_kernels import choose_kernels
 
 FORMAT = 1  # of the JSON object
@@ -81,13 +80,11 @@ def contestants() -> list[Contestant]:
             *fewer,
         ]
     # Against an accelerator the CPU is to do its best: at small sizes, fewer threads are faster.
-    alone = [
+    return [
         Contestant(device.kind, dtype, 0 if device.is_cpu else threads)
         for device in here
         for dtype in ("float32", device.half)
     ]
-    # Together: the image tower, which has more to do on this ladder, on the accelerator, and the text tower on the CPU.
-    return [*alone, Contestant(pair_of(here[0], here[1]).kind, here[0].half, threads)]
 
 
 def compare(
@@ -157,15 +154,14 @@ def measure_cells(
 
 
 def _too_large(cell: Cell, rung: Rung, train: TrainConfig) -> str | None:
-    """Why a cell does not fit into memory, if so."""
-    for device, parts in demands(rung.shape, train, CAPTION_TOKENS, device_of(cell.device)):
-        free = device.free_bytes()
-        needed = parts.total
-        needed += (
-            4 * rung.parameters if device.shares_memory else 0
-        )  # the weights that all contestants begin with
-        if needed > SHARE_OF_MEMORY * free:
-            return f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
+    """Return why a cell does not fit into memory, or None if it does."""
+    device = device_of(cell.device)
+    free = device.free_bytes()
+    needed = predict_bytes(rung.shape, train, CAPTION_TOKENS).total
+    if device.shares_memory:
+        needed += 4 * rung.parameters  # the weights that all contestants begin with
+    if needed > SHARE_OF_MEMORY * free:
+        return f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
     return None
 
 
@@ -272,7 +268,7 @@ def _time_steps(step: AnyStep, batch: Batch, device: Device, seconds: float, thr
     energy = Energy()
     while len(times) < 2 or sum(times) < seconds:
         times.append(take())
-    joules = of_device(energy.joules(), device.of("loss").kind) if sum(times) > LONG else None
+    joules = of_device(energy.joules(), device.kind) if sum(times) > LONG else None
     joules = None if energy.at_least else joules  # known to be less than was used
     return statistics.median(times), None if joules is None else joules / len(times)
 
@@ -284,8 +280,9 @@ def contestant_settings(contestant: Contestant, status: Status) -> TrainConfig:
     prepare_device(device, contestant.threads or default_threads())
     rung, batch = TYPICAL
     how = "graph" if device.records_graphs else "none"
-    train = TrainConfig(batch_size=batch, dtype=contestant.dtype, compile=how, steps=1)
-    train = replace(train, **device.settings)
+    train = TrainConfig(
+        batch_size=batch, device=device.kind, dtype=contestant.dtype, compile=how, steps=1
+    )
     forms, _ = choose_kernels(rung.shape, train, CAPTION_TOKENS, device)
     return replace(train, **forms)
 

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from lapclip.config import ModelConfig
-from lapclip.machine.device_pair import PLUS
 from lapclip.measure.timing import MIN_SPEEDUP
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.tuning.flops import operations, step_products
@@ -206,16 +205,14 @@ def _least_squares(table: np.ndarray, ms: np.ndarray) -> np.ndarray:
 
 def crossover(cells: Sequence[Cell]) -> dict[str, Any]:
     """From which size of model on the accelerator wins, at each batch: by the cells, or by the fit of those not run."""
-    kinds = list(dict.fromkeys(cell.device for cell in cells if PLUS not in cell.device))
+    kinds = list(dict.fromkeys(cell.device for cell in cells))
     if len(kinds) < 2:
         return {"text": _among_one(cells), "points": []}
     accelerator = next(kind for kind in kinds if kind != "cpu")
-    alone = [cell for cell in cells if PLUS not in cell.device]
-    together = _together(cells)
     points = []
     for batch in BATCHES:
         sizes = sorted({cell.parameters for cell in cells if cell.batch == batch})
-        wins = {size: _winner(alone, size, batch) for size in sizes}
+        wins = {size: _winner(cells, size, batch) for size in sizes}
         first = next(
             (s for s in sizes if all(wins[t] == accelerator for t in sizes if t >= s)), None
         )
@@ -224,7 +221,7 @@ def crossover(cells: Sequence[Cell]) -> dict[str, Any]:
     known = [point for point in points if point["parameters"] is not None]
     if not known:
         text = f"the CPU wins everywhere that was tried against {accelerator}"
-        return {"text": f"{text}{together}", "points": points}
+        return {"text": text, "points": points}
     where = "; ".join(
         f"from {_size(point['parameters'])} parameters at batch {point['batch']}" for point in known
     )
@@ -237,30 +234,7 @@ def crossover(cells: Sequence[Cell]) -> dict[str, Any]:
         if everywhere
         else f"{accelerator} wins {where}"
     )
-    return {"text": f"{text}{together}", "points": points}
-
-
-def _together(cells: Sequence[Cell]) -> str:
-    """Whether a tower on each of two devices is faster than both towers on one: where it was run beside one alone."""
-    gains: dict[tuple[int, int], float] = {}
-    for cell in cells:
-        if PLUS in cell.device and cell.ms:
-            same = [
-                other
-                for other in cells
-                if (other.parameters, other.batch) == (cell.parameters, cell.batch)
-            ]
-            rivals = [other.ms for other in same if PLUS not in other.device and other.ms]
-            if rivals:
-                gains[cell.parameters, cell.batch] = min(rivals) / cell.ms
-    if not gains:
-        return ""
-    best = max(gains, key=gains.__getitem__)
-    at = f"{_size(best[0])} parameters and batch {best[1]}"
-    won = sum(gain > MIN_SPEEDUP for gain in gains.values())
-    if not won:
-        return f"; a tower on each device is faster nowhere ({gains[best]:.2f}x of one alone at its best, {at})"
-    return f"; a tower on each device is faster in {won} of {len(gains)} cells, {gains[best]:.2f}x at {at}"
+    return {"text": text, "points": points}
 
 
 def _winner(cells: Sequence[Cell], parameters: int, batch: int) -> str | None:

@@ -9,7 +9,6 @@ from lapclip.errors import ConfigError, first_line
 from lapclip.machine import gpus  # noqa: F401 (its classes register themselves)
 from lapclip.machine.cpu import Cpu, keep_freed_memory
 from lapclip.machine.device import DTYPES, KINDS, UNTRUSTED, Device
-from lapclip.machine.device_pair import PLUS, DevicePair
 
 ACCELERATOR = "accelerator"
 """The value of train.device that takes whatever accelerator there is."""
@@ -18,27 +17,8 @@ _OWN_THREADS = torch.get_num_threads()  # before anything changes it
 
 
 def device_of(kind: str) -> Device:
-    """The device of this kind, whether or not it is here; "cuda+cpu" is a pair, with the image tower on CUDA."""
-    image, plus, text = kind.partition(PLUS)
-    return pair_of(device_of(image), device_of(text)) if plus else KINDS[kind]()
-
-
-def pair_of(image: Device, text: Device, loss: str = AUTO) -> DevicePair:
-    """A device for each tower. The loss is computed on the one of this kind, else on the accelerator."""
-    best = next((device for device in (image, text) if not device.is_cpu), image)
-    return DevicePair(
-        image, text, next((device for device in (image, text) if device.kind == loss), best)
-    )
-
-
-def settled_device(train: TrainConfig) -> Device:
-    """The device that settings name which are no longer "auto", whether or not it is here; a pair of them where each
-    tower has its own."""
-    asked = (
-        train.device if name == AUTO else name for name in (train.image_device, train.text_device)
-    )
-    image, text = map(device_of, asked)
-    return image if image == text else pair_of(image, text, train.device)
+    """Return the device of this kind, whether or not it is here."""
+    return KINDS[kind]()
 
 
 def accelerator_here() -> Device | None:
@@ -62,19 +42,8 @@ def find_device(asked: str, setting: str = "train.device") -> Device:
     return device
 
 
-def find_devices(train: TrainConfig) -> list[Device]:
-    """Those that the settings of a run name."""
-    asked = {"train.device": train.device, "train.image_device": train.image_device}
-    asked["train.text_device"] = train.text_device
-    return [
-        find_device(kind, name)
-        for name, kind in asked.items()
-        if kind != AUTO or name == "train.device"
-    ]
-
-
 def choose_device(asked: str, setting: str = "train.device") -> tuple[Device, str]:
-    """The device to train on, and why."""
+    """Return the device to compute on, and the reason."""
     device = find_device(asked, setting)
     if device.is_cpu:
         return device, "asked for" if asked == Cpu.kind else "no GPU found"
@@ -96,46 +65,15 @@ def available(asked: str = AUTO) -> list[Device]:
     return [found] if asked != AUTO or found.is_cpu else [found, Cpu()]
 
 
-def asks_for_towers(train: TrainConfig) -> bool:
-    """Whether a tower is asked to be on a device of its own."""
-    return (train.image_device, train.text_device) != (AUTO, AUTO)
-
-
-def choose_devices(train: TrainConfig) -> tuple[Device, dict[str, str]]:
-    """What to train on, a pair where the towers are asked to be on two devices, and why, by the name of the setting."""
-    asked = {"train.image_device": train.image_device, "train.text_device": train.text_device}
-    found, reasons = {}, {}
-    for name, kind in asked.items():
-        if kind == AUTO:
-            found[name], why = choose_device(train.device)
-            reasons[name] = (
-                f"as train.device: {why}" if asks_for_towers(train) else "as train.device"
-            )
-        else:
-            found[name], reasons[name] = choose_device(kind, name)
-    image, text = found.values()
-    for device in {image, text}:
-        examine_precision(device, train.dtype)
-    if image == text:
-        why = (
-            "what both towers are on"
-            if AUTO not in asked.values()
-            else choose_device(train.device)[1]
-        )
-        return image, {"train.device": why, **reasons}
-    pair = pair_of(image, text, train.device)
-    why = (
-        "asked for"
-        if train.device == pair.loss.kind
-        else "the accelerator is faster at the square of all pairs"
-    )
-    return pair, {"train.device": f"where the loss is computed: {why}", **reasons}
+def choose_train_device(train: TrainConfig) -> tuple[Device, str]:
+    """Return the device to train on, checked in the precision of the run, and the reason."""
+    device, reason = choose_device(train.device)
+    examine_precision(device, train.dtype)
+    return device, reason
 
 
 def candidates(train: TrainConfig) -> list[Device]:
-    """The devices that settings allow here, the accelerator first: one where towers are asked to be somewhere."""
-    if asks_for_towers(train):
-        return [choose_devices(train)[0]]
+    """Return the devices that the settings allow here, the accelerator first."""
     devices = available(train.device)
     for device in devices:
         examine_precision(device, train.dtype)
@@ -151,8 +89,6 @@ def examine_precision(device: Device, dtype: str) -> None:
 
 def choose_compile(asked: str, device: Device) -> tuple[str, str]:
     """How steps are sent to the device, and why."""
-    if isinstance(device, DevicePair):
-        return _choose_compile_of_pair(asked, device)
     if "graph" in asked and not device.records_graphs:
         raise ConfigError(
             f"train.compile {asked} cannot be had on {device.kind}.",
@@ -169,30 +105,6 @@ def choose_compile(asked: str, device: Device) -> tuple[str, str]:
             "a recorded step spends no time on launches; lapclip tune --seconds 300 tries compiling",
         )
     return "none", "recording cannot be had here; lapclip tune --seconds 300 tries compiling"
-
-
-def _choose_compile_of_pair(asked: str, pair: DevicePair) -> tuple[str, str]:
-    """With a tower on each device, the one of a device that records is recorded. Nothing is compiled: two threads would
-    compile at once, and a compiler looks at one of the devices."""
-    how = "graph" if pair.records_graphs else "none"
-    why = (
-        f"the tower on {pair.accelerator.kind} is recorded"
-        if pair.records_graphs
-        else f"{pair.kind} records nothing"
-    )
-    if asked in ("none", how):
-        return asked, "asked for"
-    if asked == "graph":
-        raise ConfigError(
-            f"train.compile graph cannot be had on {pair.kind}.", hint="--set train.compile=auto"
-        )
-    if asked == AUTO:
-        return how, why
-    rest = how if "graph" in asked else "none"
-    return (
-        rest,
-        f"{asked} was asked for, but towers on two devices are not compiled; {why if rest == how else 'none'}",
-    )
 
 
 def fault_in_compiling(device: Device) -> str | None:

@@ -114,22 +114,6 @@ class Device(ABC):
         """What a measurement on this device depends on beside its own sizes."""
         return f"{facts.machine_facts()['chip']} {self.kind} {self.label} torch {torch.__version__}"
 
-    # Where a tower is
-
-    def of(self, part: str) -> Device:
-        """The device of a tower, "image" or "text", or of the "loss": this one, unless towers have devices of their own
-        (`device_pair.py`)."""
-        return self
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """The settings of `train` that name it."""
-        return {
-            "device": self.of("loss").kind,
-            "image_device": self.of("image").kind,
-            "text_device": self.of("text").kind,
-        }
-
     # Which operations can be trusted
 
     def examine(self, *precisions: str) -> list[canary.Result]:

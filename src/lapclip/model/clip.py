@@ -92,12 +92,8 @@ class CLIP(nn.Module):
         }
 
     def place(self, device: Device) -> CLIP:
-        """Move it to a device; where each tower has its own, what is outside both goes where the loss is computed."""
-        self.image.to(device.of("image").torch)
-        self.text.to(device.of("text").torch)
-        for parameter in self.parameters(recurse=False):
-            parameter.data = parameter.data.to(device.of("loss").torch)
-        return self
+        """Move the model to a device."""
+        return self.to(device.torch)
 
     def compute_with(self, image: Compute, text: Compute) -> None:
         """Change how each tower computes; what it computes stays the same, up to rounding."""

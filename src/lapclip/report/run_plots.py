@@ -290,12 +290,11 @@ def _phases(view: RunView) -> Plot | None:
         [name, significant(s * 1000), percent(s / total)] for name, s in phases.items()
     ]
     layout = {"barmode": "stack", "xaxis": {"title": {"text": "ms"}}, "yaxis": {"visible": False}}
-    towers = f" Towers on two devices: {view.towers_text(view.towers)}." if view.towers else ""
     return Plot(
         "Where the time of a step goes",
         traces,
         layout,
-        f"Forward and backward should fill the bar. If load or transfer is wide, the processor waits for data.{towers}",
+        "Forward and backward should fill the bar. If load or transfer is wide, the processor waits for data.",
         Table(["phase", "ms", "share"], rows),
         height=220,
     )

@@ -117,9 +117,6 @@ class Step(Event):
     """The learnt bias of the sigmoid loss; null for others."""
     phrase_loss: float | None = None
     """The loss of phrases, which `loss` leaves out; null where only whole captions are learnt."""
-    towers: dict[str, dict[str, float]] | None = None
-    """For each tower the seconds that it `computed` and `waited` for the other, where they are on two devices and the
-    step was measured; null otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)

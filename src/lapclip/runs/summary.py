@@ -299,27 +299,6 @@ class Summary:
         }
         return {name: statistics.median(found) for name, found in values.items() if found}
 
-    def tower_seconds(self) -> dict[str, tuple[float, float]]:
-        """Seconds that each tower computes and waits for the other in a typical step, where they are on two devices;
-        empty where they are on one by now."""
-        newest = self.fallbacks[-1]["step"] if self.fallbacks else 0
-        steps = [event for event in self.steps if isinstance(event.get("towers"), dict)]
-        measured = [
-            event["towers"]
-            for event in steps
-            if (number(event.get("step")) or 0) > (number(newest) or 0)
-        ]
-        measured = measured[1:] or measured
-        found = {}
-        for tower in ("image", "text"):
-            both = [mapping(towers.get(tower)) for towers in measured]
-            computed, waited = (
-                _median(number(one.get(name)) for one in both) for name in ("computed", "waited")
-            )
-            if computed is not None and waited is not None:
-                found[tower] = (computed, waited)
-        return found
-
     def machines(self) -> Machines | None:
         """How several ranks share the work, told from their latest events; None of a run that one trains alone."""
         worth = mapping(self.together.get("worth"))

@@ -17,7 +17,7 @@ from lapclip.runs.forecast import Forecast, forecast
 from lapclip.runs.messages import NO_REASON, Notice, notices
 from lapclip.runs.summary import Machines, Summary, batch_accuracy, summarise
 from lapclip.runs.trend import kept_evaluation, trend_text, validation
-from lapclip.text import number, one_line, significant
+from lapclip.text import number, one_line
 
 WORKING = ("running", "paused", "starting")
 """States after which more is to come."""
@@ -40,18 +40,6 @@ STEP_VALUES: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 NOISY = ("loss", "accuracy", "gradient")
 """Values whose small curve is smoothed."""
-
-
-@dataclass(frozen=True)
-class TowerAtWork:
-    """A tower on a device of its own, in a typical step."""
-
-    name: str
-    device: str
-    computed: float
-    """Seconds that it computes."""
-    waited: float
-    """Seconds that it waits for the other tower."""
 
 
 @dataclass(frozen=True)
@@ -217,29 +205,6 @@ class RunView:
         """How several ranks share the work; None of a run that one trains alone."""
         return self.summary.machines()
 
-    @cached_property
-    def towers(self) -> list[TowerAtWork] | None:
-        """Who waits for whom in a typical step, where the towers are on two devices; else None."""
-        seconds = self.summary.tower_seconds()
-        if not seconds:
-            return None
-        return [
-            TowerAtWork(tower, self.devices.get(tower, ""), *found)
-            for tower, found in seconds.items()
-        ]
-
-    @staticmethod
-    def towers_text(towers: list[TowerAtWork]) -> str:
-        """The same in words: what both compute, and who waits."""
-        computed = ", ".join(
-            f"{tower.name}{f' on {tower.device}' if tower.device else ''} {significant(tower.computed * 1e3)} ms"
-            for tower in towers
-        )
-        waiting = max(towers, key=lambda tower: tower.waited)
-        return (
-            f"{computed}; {waiting.name} waits {significant(waiting.waited * 1e3)} ms for the other"
-        )
-
     @property
     def machine_memory(self) -> float | None:
         """Bytes of memory that the machine has."""
@@ -372,7 +337,6 @@ class RunView:
             "evaluations": [_evaluation(event) for event in summary.evaluations],
             "phases": summary.phases(),
             "machines": self.machines.to_dict() if self.machines else None,
-            "towers": [asdict(tower) for tower in self.towers] if self.towers else None,
             "memory": {"process_bytes": process, "peak_bytes": peak, "machine_bytes": whole},
             "reason": self.error[0] or None if self.state == "failed" else None,
             "sensors": {

@@ -29,7 +29,6 @@ from lapclip.model.freezing import load_trainable_state, merged_state, trainable
 from lapclip.paths import digest_of_file, digest_of_json
 from lapclip.suggest import command
 from lapclip.training.fallback import cause_of
-from lapclip.training.optimizer import AnyOptimizer
 
 CHECKPOINTS = 2
 """How many a run has: the newest, and the one before it."""
@@ -56,7 +55,7 @@ class Progress:
 def save_checkpoint(
     folder: Path,
     model: CLIP,
-    optimizer: AnyOptimizer,
+    optimizer: torch.optim.Optimizer,
     progress: Progress,
     others: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> Path:
@@ -161,7 +160,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def load_newest(
     folder: Path,
     model: CLIP,
-    optimizer: AnyOptimizer,
+    optimizer: torch.optim.Optimizer,
     others: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> tuple[Progress | None, list[str]]:
     """Restore the newest good checkpoint. Damaged ones are skipped; what was wrong with each comes back too.
@@ -221,7 +220,7 @@ def _cannot_write(path: Path, error: OSError) -> CheckpointError:
 
 
 def _load(
-    path: Path, model: CLIP, optimizer: AnyOptimizer, others: Mapping[str, torch.Tensor]
+    path: Path, model: CLIP, optimizer: torch.optim.Optimizer, others: Mapping[str, torch.Tensor]
 ) -> Progress:
     saved = paths.read_json(path / STATE)
     body = saved["body"]
@@ -238,7 +237,7 @@ def _load(
     return Progress(**body["progress"])
 
 
-def _optimizer_tensors(model: CLIP, optimizer: AnyOptimizer) -> dict[str, torch.Tensor]:
+def _optimizer_tensors(model: CLIP, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """AdamW's state by the name of the parameter; empty before the first step."""
     return {
         f"{key}/{name}": value
@@ -248,7 +247,7 @@ def _optimizer_tensors(model: CLIP, optimizer: AnyOptimizer) -> dict[str, torch.
 
 
 def _restore_optimizer(
-    model: CLIP, optimizer: AnyOptimizer, tensors: dict[str, torch.Tensor]
+    model: CLIP, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
 ) -> None:
     named = dict(model.named_parameters())
     fused = {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,15 +11,13 @@ from torch import Tensor
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.machine.device import DTYPES, Device
-from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.timing import Stopwatch
 from lapclip.machine.transfer import Delivered, Layout
 from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
-from lapclip.training.inputs import Inputs, Sent, seen_by
-from lapclip.training.optimizer import TowerOptimizers, make_optimizer
+from lapclip.training.inputs import Inputs, Sent
+from lapclip.training.optimizer import make_optimizer
 from lapclip.training.step import StepMetrics, TrainStep
-from lapclip.training.two_devices import AnyHalf, SplitStep
 
 WARM_UP = 3
 """Real steps taken without a recording first, so that libraries have set themselves up."""
@@ -33,10 +30,6 @@ def make_step(model: CLIP, config: TrainConfig, device: Device) -> AnyStep:
         image=replace(compute, attention=config.image_attention),
         text=replace(compute, attention=config.text_attention),
     )
-    if isinstance(device, DevicePair):
-        return _record_towers(
-            SplitStep(model, TowerOptimizers(model, config, device), config, device)
-        )
     step = TrainStep(model, make_optimizer(model, config, device), config, device)
     if "compiled" in config.compile:
         if device.is_deterministic:
@@ -116,64 +109,6 @@ class GraphedStep:
             lambda: self.step.update(replace(inputs, **held.tensors), self._off)
         )
         return Recording(replay, held, metrics)
-
-
-def _record_towers(step: SplitStep) -> SplitStep:
-    """Where each tower has a device of its own, those on devices that record are recorded."""
-    for tower, half in step.halves.items():
-        if "graph" in step.config.compile and half.device.records_graphs:
-            step.halves[tower] = RecordedHalf(half)
-    return step
-
-
-class RecordedHalf:
-    """Stands in for a `Half`. Its forward pass, its backward pass and its update are recordings by themselves, because
-    what needs both towers comes in between; each of them for each shape of the inputs, in one shared pool of memory."""
-
-    def __init__(self, half: AnyHalf) -> None:
-        self.tower, self.device = half.tower, half.device
-        self._half, self._recorder = half, half.device.graph_recorder()
-        self._taken, self._shapes = 0, ()
-        self._recordings: dict[tuple, tuple[Callable[[], None], Sequence[Tensor | None], Any]] = {}
-        self._held: dict[tuple, Inputs] = {}
-
-    def forward(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        self._taken += 1
-        own = {
-            name: tensor for name, tensor in inputs.tensors().items() if seen_by(name) == self.tower
-        }
-        self._shapes = (inputs.side, *((name, tensor.shape) for name, tensor in own.items()))
-
-        def run(tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-            self._held[self._shapes] = replace(inputs, **dict(zip(own, tensors, strict=True)))
-            return self._half.forward(self._held[self._shapes])
-
-        return self._run("forward", list(own.values()), run)
-
-    def backward(self, inputs: Inputs, gradients: Sequence[Tensor]) -> Tensor:
-        held = self._held[self._shapes]  # micro-batches are encoded again from it
-        return self._run("backward", gradients, lambda tensors: self._half.backward(held, tensors))
-
-    def update(self, divisor: Tensor | None, overflowed: Tensor | None) -> None:
-        self._run("update", [divisor, overflowed], lambda tensors: self._half.update(*tensors))
-
-    def _run(self, what: str, tensors: Sequence[Any], run: Callable[[Sequence[Any]], Any]) -> Any:
-        """Replay what was recorded for such shapes, with these tensors in the place of those it was recorded with. The
-        gradients of each shape lie in memory of its own, so that its update is recorded with it."""
-        if self._taken <= WARM_UP:
-            return self._recorder.warm_up(lambda: run(tensors))
-        key = (what, *self._shapes)
-        if key in self._recordings:
-            replay, held, result = self._recordings[key]
-            for target, source in zip(held, tensors, strict=True):
-                if target is not None:
-                    target.copy_(source)
-        else:  # nothing is written over before the backward pass is recorded too: torch would take it for a mistake
-            held = [None if tensor is None else tensor.clone() for tensor in tensors]
-            replay, result = self._recorder.record(lambda: run(held))
-            self._recordings[key] = (replay, held, result)
-        replay()
-        return result
 
 
 AnyStep = TrainStep | GraphedStep

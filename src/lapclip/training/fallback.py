@@ -5,7 +5,7 @@ Pure decisions: which kind of failure an error is, and which settings to change.
     out of memory         halve micro_batch; the batch the loss compares, and so the result, stays the same
     swap                  the same, where the system swaps instead of refusing memory
     missing operation     go on on the CPU
-    device error          go on on the CPU, with both towers
+    device error          go on on the CPU
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 
-from lapclip.config import AUTO, TrainConfig
+from lapclip.config import TrainConfig
 from lapclip.errors import LapclipError
-from lapclip.machine.choose_device import settled_device
+from lapclip.machine.choose_device import device_of
 from lapclip.machine.cpu import Cpu
-from lapclip.machine.device_pair import DevicePair
 
 MEMORY, SWAP, OPERATION, DEVICE = "out of memory", "swap", "missing operation", "device error"
 
@@ -99,20 +98,18 @@ def decide(error: BaseException, train: TrainConfig, step: int) -> Change | None
     cause = cause_of(error)
     if cause in (MEMORY, SWAP):
         return _halve(cause, error, train, step)
-    device = settled_device(train)
+    device = device_of(train.device)
     if cause is None or device.is_cpu:
         return None
-    failed = device.accelerator.kind if isinstance(device, DevicePair) else device.kind
     what = "lacks an operation" if cause == OPERATION else "failed"
     # float32 and torch's own forms are what every CPU computes, and no less exact than what the device did.
     forms = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
-    settings = {**Cpu().settings, "dtype": "float32", "compile": "none", **forms}
-    # A tower whose device is "auto" follows `device`.
-    changed = {
-        name: value for name, value in settings.items() if getattr(train, name) not in (value, AUTO)
-    }
+    settings = {"device": Cpu.kind, "dtype": "float32", "compile": "none", **forms}
+    changed = {name: value for name, value in settings.items() if getattr(train, name) != value}
     return Change(
-        cause, changed, f"{failed} {what} at step {step:,} ({brief(error)}); the CPU takes over"
+        cause,
+        changed,
+        f"{device.kind} {what} at step {step:,} ({brief(error)}); the CPU takes over",
     )
 
 

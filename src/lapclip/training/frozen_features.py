@@ -120,7 +120,7 @@ class FeatureEmbedder(Embedder):
         blocks = []
         for at in range(0, len(cached), self.batch):
             features = torch.from_numpy(np.array(cached[at : at + self.batch])).to(
-                self.device.of("image").torch
+                self.device.torch
             )
             blocks.append(
                 self.model.finish_image(features, self._boundaries["image"]).cpu().numpy()
@@ -138,7 +138,7 @@ class FeatureEmbedder(Embedder):
                 captions[at : at + self.batch], self.model.shape.context
             )
             numbers = np.arange(at, at + len(tokens_BL))
-            device = self.device.of("text").torch
+            device = self.device.torch
             features = torch.from_numpy(cached.padded(numbers, tokens_BL.shape[1])).to(device)
             tokens = torch.from_numpy(tokens_BL).to(device)
             blocks.append(
@@ -419,7 +419,7 @@ class _FeatureMaker:
     def _image_features(
         self, model: CLIP, pixels_BSSC: np.ndarray, boxes_B5: np.ndarray | None
     ) -> np.ndarray:
-        device = self._device.of("image").torch
+        device = self._device.torch
         pixels = normalise(torch.from_numpy(np.array(pixels_BSSC)).to(device), self._config.model)
         if boxes_B5 is not None:
             pixels = view(
@@ -441,7 +441,7 @@ class _FeatureMaker:
                 self._config.model.context,
                 self._plan.tokenizer.padding,
             )
-            tokens = torch.from_numpy(tokens_BL).to(self._device.of("text").torch)
+            tokens = torch.from_numpy(tokens_BL).to(self._device.torch)
             return _as_array(model.text.begin(tokens, self._boundaries["text"]))
 
         def blocks() -> Iterator[np.ndarray]:

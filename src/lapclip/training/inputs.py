@@ -19,9 +19,6 @@ LOADED_BY_SHARD = ("pixels_BSSC", "image_features", "text_features", "phrase_fea
 """Tensors of an update of which a rank may have the rows of its own shards alone."""
 ALIGNED = 64
 """Bytes that the memory of a tensor is a multiple of where torch chooses it. Kernels may round otherwise elsewhere."""
-OF_IMAGES = ("pixels_", "patches_", "boxes_", "image_")
-OF_CAPTIONS = ("tokens_", "text_", "phrase_tokens_", "phrase_features", "phrase_hidden_")
-"""How the names of tensors of an update begin that one tower alone sees; the loss sees the rest."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +90,8 @@ class Inputs:
         return replace(self, **{name: change(tensor) for name, tensor in self.tensors().items()})
 
     def on(self, device: Device) -> Inputs:
-        """All of it on a device; where towers have devices of their own, what each sees on its own."""
-        return replace(
-            self,
-            **{
-                name: tensor.to(device.of(seen_by(name)).torch)
-                for name, tensor in self.tensors().items()
-            },
-        )
+        """Return the same inputs with every tensor on a device."""
+        return self.each(lambda tensor: tensor.to(device.torch))
 
     def in_order(self, rows_B: Tensor) -> Inputs:
         """The same pairs in another order. What was loaded for some shards alone has their order already, and images
@@ -136,13 +127,6 @@ class Sent:
 
     inputs: Inputs
     on_its_way: OnItsWay
-
-
-def seen_by(name: str) -> str:
-    """Who sees a tensor of an update: the "image" tower, the "text" tower, or the "loss"."""
-    if name.startswith(OF_IMAGES):
-        return "image"
-    return "text" if name.startswith(OF_CAPTIONS) else "loss"
 
 
 def aligned(tensor: Tensor) -> Tensor:

@@ -199,7 +199,6 @@ class Training:
                 word_loss=metrics.word_loss if self.config.train.word_weight else None,
                 logit_bias=metrics.logit_bias if self.step.model.logit_bias is not None else None,
                 phrase_loss=metrics.phrase_loss if self.config.train.phrases else None,
-                towers=watch.towers,
             )
         )
         if number == 1 or number % MEMORY_EVERY == 0:

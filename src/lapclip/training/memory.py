@@ -21,8 +21,7 @@ from lapclip.config import AUTO, ModelConfig, TrainConfig
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import ACCELERATOR, device_of
 from lapclip.machine.device import Device
-from lapclip.machine.device_pair import DevicePair
-from lapclip.model.sizes import convolution_sizes, count_image, count_text, count_weights
+from lapclip.model.sizes import convolution_sizes, count_weights
 from lapclip.training.optimizer import image_side, patches_seen
 
 CPU_BASE, ACCELERATOR_BASE = 350_000_000, 100_000_000
@@ -54,13 +53,12 @@ class MemoryParts:
         return sum(asdict(self).values())
 
 
-def predict_bytes(
-    model: ModelConfig, train: TrainConfig, caption_tokens: int, tower: str = ""
-) -> MemoryParts:
-    """The memory of a training run, or of one tower of it, on the device and in the precision that `train` names,
-    "auto" being float32."""
-    count = {"image": count_image, "text": count_text}.get(tower, count_weights)
-    exact, products = count(model)
+def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -> MemoryParts:
+    """Predict the memory of a training run on the device and in the precision that `train` names.
+
+    "auto" counts as the CPU and as float32.
+    """
+    exact, products = count_weights(model)
     micro = min(train.micro_batch or train.batch_size, train.batch_size)
     half = train.dtype in HALF
     kinds = [
@@ -68,14 +66,12 @@ def predict_bytes(
         for cheap, share in ((True, train.cheap_share), (False, 1 - train.cheap_share))
         if share > 0
     ]
-    activations = micro * max(
-        _pair_bytes(model, train, caption_tokens, tower, cheap=cheap) for cheap in kinds
-    )
+    image = max(_image_bytes(model, train, cheap=cheap) for cheap in kinds)
+    activations = micro * (image + _text_bytes(model, train, caption_tokens))
     gradients = 4 * exact
-    if (
-        micro >= train.batch_size
-    ):  # they take the place of activations; while one tower goes back, the other's stay
-        gradients = max(0, gradients - (activations if tower else activations // 2))
+    if micro >= train.batch_size:
+        # They take the place of activations: while one tower goes back, the other's stay.
+        gradients = max(0, gradients - activations // 2)
     return MemoryParts(
         parameters=4 * exact,
         gradients=gradients,
@@ -86,38 +82,14 @@ def predict_bytes(
     )
 
 
-def demands(
-    model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device
-) -> list[tuple[Device, MemoryParts]]:
-    """What a run needs of a device; of two with a tower on each what it needs of either, or of both at once where they
-    work in the same memory."""
-    if not isinstance(device, DevicePair):
-        return [(device, predict_bytes(model, replace(train, device=device.kind), caption_tokens))]
-    if device.image.shares_memory and device.text.shares_memory:
-        # A tower on the accelerator may keep more, so that it is predicted as if both were there.
-        there = replace(train, device=device.accelerator.kind)
-        return [(device.loss, predict_bytes(model, there, caption_tokens))]
-    own = {tower: device.of(tower) for tower in ("image", "text")}
-    return [
-        (found, predict_bytes(model, replace(train, device=found.kind), caption_tokens, tower))
-        for tower, found in own.items()
-    ]
-
-
 def check_memory(
     model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device
 ) -> None:
     """Refuse what cannot fit into the memory that is free, before any of it is taken."""
-    needed = [
-        (where, parts, where.free_bytes())
-        for where, parts in demands(model, train, caption_tokens, device)
-    ]
-    short = next(
-        (found for found in needed if _still_needed(found[1], found[0]) > MARGIN * found[2]), None
-    )
-    if short is None:
+    parts = predict_bytes(model, replace(train, device=device.kind), caption_tokens)
+    free = device.free_bytes()
+    if _still_needed(parts, device) <= MARGIN * free:
         return
-    where, parts, free = short
     micro = min(train.micro_batch or train.batch_size, train.batch_size)
     fitting = largest_micro_batch(model, train, caption_tokens, device)
     recomputed = largest_micro_batch(model, replace(train, recompute=True), caption_tokens, device)
@@ -127,11 +99,10 @@ def check_memory(
         hint = f"--set train.recompute=true --set train.micro_batch={recomputed}, which gives the same result, slowly"
     else:
         hint = "a smaller model, such as --set model.name=mini"
-    what = "image" if where is device.of("image") else "text"
-    part = model.name if len(needed) == 1 else f"the {what} tower of {model.name}"
+    single = "" if fitting else ", and one pair at once does not fit either"
     raise ConfigError(
-        f"{part} with {micro:,} pairs at once needs about {describe(parts)}; {free / 1e9:.1f} GB are free on "
-        f"{where.kind}{'' if fitting else ', and one pair at once does not fit either'}.",
+        f"{model.name} with {micro:,} pairs at once needs about {describe(parts)}; "
+        f"{free / 1e9:.1f} GB are free on {device.kind}{single}.",
         hint=hint,
     )
 
@@ -143,15 +114,15 @@ def largest_micro_batch(
     device: Device,
     free: int | None = None,
 ) -> int | None:
-    """The most pairs at once that fit, as the batch halved again and again; None if one does not fit. `free` is asked
-    of the device, unless it is given."""
+    """Return the most pairs at once that fit, as the batch halved again and again; None if one does not fit.
+
+    `free` is asked of the device, unless it is given.
+    """
     micro = train.batch_size
     while micro:
-        needed = demands(model, replace(train, micro_batch=micro), caption_tokens, device)
-        if all(
-            _still_needed(parts, where) <= (where.free_bytes() if free is None else free)
-            for where, parts in needed
-        ):
+        tried = replace(train, micro_batch=micro, device=device.kind)
+        needed = _still_needed(predict_bytes(model, tried, caption_tokens), device)
+        if needed <= (device.free_bytes() if free is None else free):
             return micro
         micro //= 2
     return None
@@ -171,14 +142,6 @@ def describe(parts: MemoryParts) -> str:
 def _still_needed(parts: MemoryParts, device: Device) -> int:
     """On the CPU Python and torch have their share already."""
     return parts.total - (parts.base if device.is_cpu else 0)
-
-
-def _pair_bytes(
-    model: ModelConfig, train: TrainConfig, caption_tokens: int, tower: str = "", *, cheap: bool
-) -> int:
-    """What a pair needs in both towers, or in one."""
-    image = _image_bytes(model, train, cheap=cheap) if tower != "text" else 0
-    return image + (_text_bytes(model, train, caption_tokens) if tower != "image" else 0)
 
 
 def _text_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -> int:

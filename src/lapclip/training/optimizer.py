@@ -7,7 +7,6 @@ The latter are functions of the step alone, so that a resumed run goes on as it 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -59,18 +58,17 @@ def patches_seen(cheap: bool, config: TrainConfig, model: ModelConfig) -> tuple[
     return max(1, round(patches * (1 - (config.patch_dropout if cheap else 0.0)))), patches
 
 
-def make_optimizer(
-    model: CLIP, config: TrainConfig, device: Device, part: str = ""
-) -> torch.optim.AdamW:
-    """AdamW over what learns, in the model or in a part of it, which decays weight matrices and nothing else. Each
-    group has its share of the rate. With Muon the matrices of blocks are groups of their own."""
-    # What the loss gives a gradient to is no part of a recording, where towers are recorded one at a time.
-    graph = "graph" in config.compile and device.records_graphs and part != "loss"
+def make_optimizer(model: CLIP, config: TrainConfig, device: Device) -> torch.optim.AdamW:
+    """Return AdamW over the parameters that learn; only weight matrices decay.
+
+    Each group has its share of the rate. With Muon the matrices of blocks are groups of their own.
+    """
+    graph = "graph" in config.compile and device.records_graphs
     groups: dict[tuple[float, bool, bool], list[Tensor]] = {}
     shares = rate_shares(model, config)
     of_matrices = config.matrix_rate / config.learning_rate if config.learning_rate else 0.0
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and part in ("", belongs_to(name)):
+        if parameter.requires_grad:
             muon = config.optimizer == "muon" and is_matrix_of_block(name, parameter)
             share = shares[name] * (of_matrices if muon else 1.0)
             groups.setdefault((share, is_decayed(name, parameter), muon), []).append(parameter)
@@ -96,35 +94,6 @@ def make_optimizer(
         fused=device.fused_adamw,
         capturable=graph,
     )
-
-
-def belongs_to(name: str) -> str:
-    """Where a parameter is: in the "image" tower, in the "text" tower, or beside them, with the "loss"."""
-    tower, dot, _ = name.partition(".")
-    return tower if dot else "loss"
-
-
-class TowerOptimizers:
-    """An optimiser for each tower where each has a device of its own, and one for what is outside both, saved and
-    restored as one."""
-
-    def __init__(self, model: CLIP, config: TrainConfig, device: Device) -> None:
-        parts = ("image", "text", "loss")
-        self.each = {part: make_optimizer(model, config, device.of(part), part) for part in parts}
-        self.state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
-        for optimizer in self.each.values():
-            optimizer.state = self.state  # no two have a parameter in common
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return [group for optimizer in self.each.values() for group in optimizer.param_groups]
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for optimizer in self.each.values():
-            optimizer.zero_grad(set_to_none=set_to_none)
-
-
-AnyOptimizer = torch.optim.Optimizer | TowerOptimizers
 
 
 def apply_gradients(

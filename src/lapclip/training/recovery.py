@@ -16,7 +16,7 @@ from lapclip.config import Config, replace_in
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError, RankFailed, RunError, TrainingError
-from lapclip.machine.choose_device import prepare_device, settled_device
+from lapclip.machine.choose_device import device_of, prepare_device
 from lapclip.runs import events
 from lapclip.runs.events import mapping, read_events
 from lapclip.training.checkpoint import list_checkpoints, load_newest, with_best_of
@@ -123,8 +123,7 @@ def change_settings(training: Training, change: Change, build: Build) -> None:
         before.release_memory()
     training.config = replace_in(training.config, "train", **change.settings)
     train = training.config.train
-    named = settled_device(train)
-    training.device = before if named.kind == before.kind else named
+    training.device = before if train.device == before.kind else device_of(train.device)
     prepare_device(training.device, int(train.threads))
     training.step, training.embedder = build(training, tokenizer)
     skipped = restore_together(training) or []

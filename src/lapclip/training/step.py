@@ -39,7 +39,6 @@ from lapclip.seeding import derived_seed, generator
 from lapclip.training.head_dropout import HeadDropout
 from lapclip.training.inputs import Inputs, Sent
 from lapclip.training.optimizer import (
-    AnyOptimizer,
     apply_gradients,
     image_side,
     is_cheap,
@@ -93,10 +92,10 @@ class TrainStep:
     """The model, its optimiser and the device, ready to take batches."""
 
     def __init__(
-        self, model: CLIP, optimizer: AnyOptimizer, config: TrainConfig, device: Device
+        self, model: CLIP, optimizer: torch.optim.Optimizer, config: TrainConfig, device: Device
     ) -> None:
-        self.model, self.config, self.device = model, config, device
-        self.optimizer: AnyOptimizer = optimizer
+        self.model, self.optimizer = model, optimizer
+        self.config, self.device = config, device
         self.ranks: Ranks = ALONE
         """Who shares the work: nobody, while settings are tried."""
         float8 = config.dtype == "float8"
@@ -353,9 +352,7 @@ class TrainStep:
         """On the CPU captions that are computed at once are cut in chunks; elsewhere more launches would cost more, and
         a compiler wants few shapes."""
         config = self.config
-        whole = (
-            not self.device.of("text").is_cpu or config.micro_batch or "compiled" in config.compile
-        )
+        whole = not self.device.is_cpu or config.micro_batch or "compiled" in config.compile
         if whole or lengths_B is None or len(lengths_B) < 2 * TEXT_CHUNKS * LEAST_CHUNK:
             return ()
         found = [int(chunk.max()) for chunk in torch.from_numpy(lengths_B).chunk(TEXT_CHUNKS)]
@@ -363,7 +360,7 @@ class TrainStep:
 
     def _view_images(self, inputs: Inputs) -> Tensor:
         """The images as the tower sees them; made on the CPU where the device would get them wrong."""
-        device, shape = self.device.of("image"), self.model.shape
+        device, shape = self.device, self.model.shape
         dtype, whole = (
             DTYPES[self.config.dtype],
             inputs.boxes_B5 is None and inputs.side == inputs.pixels_BSSC.shape[1],
@@ -503,11 +500,8 @@ class TrainStep:
         return StepMetrics(*values[:9], part_norms=dict(zip(self.parts, values[9:], strict=True)))
 
     def _gradient_norms(self) -> tuple[Tensor, Tensor]:
-        """Length of the gradients, in all and by part."""
-        return self._by_part(norms_of(self._parameters))
-
-    def _by_part(self, norms: Tensor) -> tuple[Tensor, Tensor]:
-        """The same from the length of the gradient of each parameter."""
+        """Return the norm of all gradients, and of each part of the model."""
+        norms = torch.stack(torch._foreach_norm(gradients_of(self._parameters)))  # pyright: ignore[reportPrivateImportUsage]
         squares = (norms if self.loss_scale is None else norms / self.loss_scale.scale) ** 2
         part_norms = (
             torch.zeros(len(self.parts), device=squares.device)
@@ -520,7 +514,6 @@ class TrainStep:
         """Update the weights: gradients that are too long are shortened, float16's that overflowed are left out."""
         self.touched = True
         overflowed = ~grad_norm.isfinite() if self.loss_scale is not None else None
-        assert isinstance(self.optimizer, torch.optim.Optimizer)
         apply_gradients(
             self.optimizer, self._gradients(), self.device, self._divisor(grad_norm), overflowed
         )
@@ -574,8 +567,3 @@ def gradients_of(leaves: Sequence[Tensor]) -> list[Tensor]:
     found = [leaf.grad for leaf in leaves if leaf.grad is not None]
     assert len(found) == len(leaves), "what learns has a gradient"
     return found
-
-
-def norms_of(parameters: Sequence[Tensor]) -> Tensor:
-    """The length of the gradient of each parameter."""
-    return torch.stack(torch._foreach_norm(gradients_of(parameters)))  # pyright: ignore[reportPrivateImportUsage]

@@ -17,7 +17,6 @@ from lapclip import __version__
 from lapclip.config import AUTO, ModelConfig, TrainConfig
 from lapclip.errors import ConfigError, first_line
 from lapclip.machine.device import DTYPES, Device
-from lapclip.machine.device_pair import DevicePair
 from lapclip.measure.timing import MIN_SPEEDUP, Timer
 from lapclip.model.kernels import (
     attention,
@@ -76,27 +75,9 @@ def choose_kernels(
     """Settings of TrainConfig that are "auto", decided, and the reason for each.
 
     `anew` ignores earlier timings; `remember` is asked before the first of these whether they are to be stored, because
-    looking for other programs takes time; each comparison takes so many seconds at most. Of a pair of devices each
-    decides for its own tower, and the CPU about the linear layers.
+    looking for other programs takes time; each comparison takes so many seconds at most.
     """
     check_kernels(train, device)
-    if isinstance(device, DevicePair):
-        choices, reasons = {}, {}
-        for tower in sorted(("image", "text"), key=lambda tower: device.of(tower).is_cpu):
-            alone, names = device.of(tower), (f"{tower}_attention", "linear")
-            not_there = [
-                name
-                for name in KERNELS
-                if getattr(train, name) not in forms_here(name, alone, train.dtype)
-            ]
-            asked = replace(train, **dict.fromkeys(not_there, AUTO))
-            options = {"anew": anew, "remember": remember, "seconds": seconds}
-            own, why = choose_kernels(model, asked, caption_tokens, alone, **options)
-            choices |= {name: own[name] for name in names}
-            reasons |= {f"train.{name}": why[f"train.{name}"] for name in names}
-        if train.linear != AUTO:
-            choices["linear"], reasons["train.linear"] = train.linear, "asked for"
-        return choices, reasons
     batch = min(train.batch_size, train.micro_batch or train.batch_size)
     all_patches = (model.image_size // model.patch) ** 2
     patches = max(1, round(all_patches * (1 - train.patch_dropout)))
@@ -164,12 +145,7 @@ def check_kernels(train: TrainConfig, device: Device) -> None:
         )
     for name in KERNELS:
         asked = getattr(train, name)
-        computing = (device,)
-        if isinstance(device, DevicePair):
-            computing = device.each if name == "linear" else (device.of(name.partition("_")[0]),)
-        if asked != AUTO and not any(
-            asked in forms_here(name, found, train.dtype) for found in computing
-        ):
+        if asked != AUTO and asked not in forms_here(name, device, train.dtype):
             raise ConfigError(
                 f"train.{name} {asked} cannot be had on {device.kind} in {train.dtype}: it needs {NEEDS[asked]}.",
                 hint=f"--set train.{name}=auto",

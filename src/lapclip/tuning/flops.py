@@ -17,7 +17,6 @@ import torch
 
 from lapclip.config import ModelConfig
 from lapclip.machine.device import Device
-from lapclip.machine.device_pair import DevicePair
 from lapclip.model.kernels import has_onednn, linear
 from lapclip.model.sizes import Size, convolution_sizes, last_width
 
@@ -109,29 +108,12 @@ def tower_products(shape: ModelConfig, batch: int, caption_tokens: int) -> dict[
     return found
 
 
-def larger_share(shape: ModelConfig, batch: int, caption_tokens: int) -> tuple[str, float]:
-    """The tower with more arithmetic, and its share of both's: with a device for each tower, a step is never more than
-    one over it times as fast."""
-    work = {
-        tower: operations(own)
-        for tower, own in tower_products(shape, batch, caption_tokens).items()
-    }
-    larger = max(work, key=work.__getitem__)
-    return larger, work[larger] / sum(work.values())
-
-
 def least_seconds(
     shape: ModelConfig, batch: int, caption_tokens: int, device: Device, dtype: torch.dtype
 ) -> float:
-    """About what the products of a step take on a device; of a pair, the slower tower's, because both compute at
-    once."""
-    if not isinstance(device, DevicePair):
-        products = step_products(shape, batch, caption_tokens)
-        return operations(products) / quick_rate(products, device, dtype)
-    towers = tower_products(shape, batch, caption_tokens)
-    return max(
-        operations(own) / quick_rate(own, device.of(tower), dtype) for tower, own in towers.items()
-    )
+    """Return about what the products of a step take on a device."""
+    products = step_products(shape, batch, caption_tokens)
+    return operations(products) / quick_rate(products, device, dtype)
 
 
 def _as_product(size: Size, batch: int, times: float = 3.0) -> Product:

@@ -14,17 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lapclip.config import AUTO, Config, TrainConfig
+from lapclip.config import Config, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.machine.choose_device import (
-    choose_devices,
+    choose_train_device,
     default_threads,
+    device_of,
     prepare_device,
-    settled_device,
 )
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import Device
-from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.timing import Stopwatch
 from lapclip.measure.timing import Timer
 from lapclip.model.clip import CLIP
@@ -32,7 +31,6 @@ from lapclip.training.cuda_graph import WARM_UP, AnyStep, GraphedStep, make_step
 from lapclip.training.feed import ready
 from lapclip.training.initial_weights import initialise_logits
 from lapclip.training.inputs import Sent
-from lapclip.training.two_devices import SplitStep
 
 FEW = 4
 """Pairs that show whether a setting computes the right thing."""
@@ -50,39 +48,19 @@ class Setting:
     image_attention: str = "fused"
     text_attention: str = "fused"
     linear: str = "torch"
-    image_device: str = AUTO
-    """Of the image tower, where each tower has a device of its own; `auto` is `device`."""
-    text_device: str = AUTO
 
     def applied(self, train: TrainConfig) -> TrainConfig:
         return replace(train, **asdict(self))
 
-    @classmethod
-    def on(cls, device: Device, dtype: str, threads: int = 1) -> Setting:
-        """A setting that names a device, or two."""
-        alone = cls(device.of("loss").kind, dtype, threads)
-        return replace(alone, **device.settings) if isinstance(device, DevicePair) else alone
-
     @property
     def where(self) -> Device:
-        """The device that it names, or the pair of them."""
-        return settled_device(self.applied(TrainConfig()))
-
-    @property
-    def uses_cpu(self) -> bool:
-        """Whether a tower is on the CPU, so that the number of threads matters."""
-        where = self.where
-        return any(where.of(tower).is_cpu for tower in ("image", "text"))
+        """The device that it names."""
+        return device_of(self.device)
 
     def text(self) -> str:
         """For people: what stands out."""
-        where = self.where
-        both = isinstance(where, DevicePair)
-        parts = [
-            f"images on {where.image.kind}, captions on {where.text.kind}" if both else self.device,
-            self.dtype,
-        ]
-        parts += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.uses_cpu else []
+        parts = [self.device, self.dtype]
+        parts += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.where.is_cpu else []
         parts += [f"micro-batches of {self.micro_batch}"] if self.micro_batch else []
         parts += [self.compile] if self.compile != "none" else []
         return ", ".join(parts)
@@ -150,7 +128,7 @@ class Workshop:
 
     def contender(self, setting: Setting) -> Contender:
         """A fresh copy of the model, ready to step under a setting."""
-        device, _ = choose_devices(setting.applied(self.config.train))
+        device, _ = choose_train_device(setting.applied(self.config.train))
         prepare_device(device, setting.threads)
         gc.collect()  # the one before is gone, but not what refers to itself
         model = copy.deepcopy(self._model).place(device)
@@ -199,7 +177,7 @@ class Contender:
     def answer(self) -> Answer:
         """What the step computes. float16's first scales may overflow; it then halves them, so it may try again."""
         # So that what is compared is what was recorded, or computed in float8, which the first step is not.
-        if isinstance(self.step, GraphedStep | SplitStep) or self.step.config.dtype == "float8":
+        if isinstance(self.step, GraphedStep) or self.step.config.dtype == "float8":
             self.warm_up()
         metrics = self._step()
         for _ in range(20):

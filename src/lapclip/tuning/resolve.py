@@ -14,7 +14,7 @@ from lapclip.data.batches import Batch, BatchPlan, prefetch
 from lapclip.machine.choose_device import (
     candidates,
     choose_compile,
-    choose_devices,
+    choose_train_device,
     default_threads,
     prepare_device,
 )
@@ -77,7 +77,6 @@ def resolve_auto(
             config.train,
             **{
                 **asdict(tuning.setting),
-                **device.settings,
                 "micro_batch": config.train.micro_batch,
             },
         )
@@ -120,7 +119,8 @@ def resolve_frozen(
 ) -> tuple[Config, Device, dict[str, str], None]:
     """As `resolve_untimed`, without what is computed from a whole model that trains."""
     train, model = config.train, config.model
-    device, reasons = choose_devices(train)
+    device, why_device = choose_train_device(train)
+    reasons = {"train.device": why_device}
     reasons["train.loader_threads"] = "one is enough for what is not frozen"
     reasons["train.threads"] = "torch's own choice" if train.threads == AUTO else "asked for"
     reasons["train.dtype"] = (
@@ -133,7 +133,7 @@ def resolve_frozen(
     loaders = 1 if train.loader_threads == AUTO else train.loader_threads
     resolved = replace(
         train,
-        **device.settings,
+        device=device.kind,
         threads=threads,
         dtype=dtype,
         compile="none",
@@ -161,7 +161,8 @@ def resolve_untimed(
 ) -> tuple[Config, Device, dict[str, str]]:
     """Without timing steps: the accelerator where there is one, float32, torch's threads; kernels are timed alone."""
     train = config.train
-    device, reasons = choose_devices(train)
+    device, why_device = choose_train_device(train)
+    reasons = {"train.device": why_device}
     check_memory(config.model, train, longest_caption, device)
     reasons["train.threads"] = "torch's own choice" if train.threads == AUTO else "asked for"
     reasons["train.dtype"] = (
@@ -171,7 +172,7 @@ def resolve_untimed(
     prepare_device(device, threads)
     how, reasons["train.compile"] = choose_compile(train.compile, device)
     dtype = "float32" if train.dtype == AUTO else train.dtype
-    resolved = replace(train, **device.settings, threads=threads, dtype=dtype, compile=how)
+    resolved = replace(train, device=device.kind, threads=threads, dtype=dtype, compile=how)
     forms, why_forms = choose_kernels(
         config.model, resolved, batch.tokens_BL.shape[1], device, remember=are_idle
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from lapclip.config import AUTO, Config, ModelConfig, TrainConfig
@@ -18,35 +17,23 @@ from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError, LapclipError, first_line
 from lapclip.machine import facts
 from lapclip.machine.choose_device import (
-    asks_for_towers,
     candidates,
     choose_compile,
-    choose_devices,
     default_threads,
-    pair_of,
     prepare_device,
 )
 from lapclip.machine.device import DTYPES, Device
-from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.other_programs import describe_busy_cores
 from lapclip.measure.timing import MIN_SPEEDUP, Clock
 from lapclip.progress import Status
 from lapclip.text import short_duration
 from lapclip.training.fallback import MEMORY, cause_of, smaller
-from lapclip.training.memory import SHARE_OF_MEMORY, check_memory, demands
-from lapclip.training.two_devices import SplitStep
+from lapclip.training.memory import SHARE_OF_MEMORY, check_memory, predict_bytes
 from lapclip.tuning.choose_kernels import SECONDS as KERNEL_SECONDS
 from lapclip.tuning.choose_kernels import choose_kernels
 from lapclip.tuning.compiling import predict_compiling, time_compiling
-from lapclip.tuning.flops import (
-    larger_share,
-    least_seconds,
-    operations,
-    step_products,
-    tower_products,
-)
+from lapclip.tuning.flops import least_seconds
 from lapclip.tuning.measure import Setting, Workshop
-from lapclip.tuning.predict_towers import predict_step
 
 CHOSEN_FROM = ("float32", "bfloat16", "float16")
 """The precisions that a run may get by itself. Float8 is offered, not chosen."""
@@ -61,9 +48,6 @@ MOMENT = 0.1
 """Seconds of steps without which nothing is called hopeless: a single step of a millisecond says little."""
 CERTAIN = 1.5
 """A setting whose products alone are measured to take this many times the best one's whole step is not tried."""
-WITHIN = 10.0
-"""How many times as fast one device may multiply as the other for a tower on each to be tried: beyond that, even the
-smaller tower keeps the slow one busy for longer than the fast one needs for both."""
 TIME_TO_COMPILE = 300.0
 """Compiling takes a minute or two, so it is measured only with a budget of this many seconds, else predicted."""
 LONG_RUN = 2400.0
@@ -115,10 +99,6 @@ class Search:
         self.workshop = Workshop(config, batch)
         self.caption_tokens = batch.tokens_BL.shape[1]
         self.devices = candidates(self.train)
-        self._rates: dict[tuple[str, str], float] = {}
-        """Operations a second of products of the model's size, by device and precision."""
-        self._predicted: dict[Setting, str] = {}
-        """What was predicted of a tower on each of two devices, in words."""
         self.threads = default_threads() if self.train.threads == AUTO else int(self.train.threads)
         self._clock, self._budget = clock, seconds
         self._began = clock()
@@ -139,7 +119,6 @@ class Search:
             )
         chosen, reasons = self._choose_precision()
         chosen, reasons["threads"] = self._choose_threads(chosen)
-        chosen, reasons = self._choose_towers(chosen, reasons)
         chosen, reasons["compile"] = self._choose_compiling(chosen)
         reasons["dtype"] += self._offer_float8(chosen)
         return Tuning(
@@ -178,19 +157,17 @@ class Search:
         self.status("products of the model's size")
         found = []
         sizes = (self.model, self.train.batch_size, self.caption_tokens)
-        work = operations(step_products(*sizes))
         for device in self.devices:
             prepare_device(device, self.threads)
             for dtype in CHOSEN_FROM if self.train.dtype == AUTO else [self.train.dtype]:
                 if self.train.dtype == AUTO and (fault := device.unfit(dtype)):
-                    self._reject(Setting.on(device, dtype), fault)
+                    self._reject(Setting(device.kind, dtype), fault)
                     continue
                 try:
                     found.append((device, dtype, least_seconds(*sizes, device, DTYPES[dtype])))
-                    self._rates[device.kind, dtype] = work / found[-1][2]
                 except Exception as error:  # a library's own error: this machine cannot do it
                     self._reject(
-                        Setting.on(device, dtype), f"does not compute here ({first_line(error)})"
+                        Setting(device.kind, dtype), f"does not compute here ({first_line(error)})"
                     )
         return sorted(found, key=lambda entry: entry[2])
 
@@ -200,10 +177,9 @@ class Search:
         dtype: str,
         least: float,
         micro_batch: int | None = None,
-        threads: int | None = None,
     ) -> None:
         """Let a device and precision race, if it has a chance, fits into memory and computes the right thing."""
-        setting = Setting.on(device, dtype, self.threads if threads is None else threads)
+        setting = Setting(device.kind, dtype, self.threads)
         if self.times and least > CERTAIN * self.times[self._fastest]:
             rival = (
                 f"a whole step takes {_ms(self.times[self._fastest])} with {self._fastest.text()}"
@@ -261,7 +237,7 @@ class Search:
         """Out of memory is tried again with half of the pairs at once, as in training; other failures are final."""
         half = smaller(setting.applied(self.train))
         if cause_of(error) == MEMORY and half and not self.train.micro_batch:
-            return self._enter(device, setting.dtype, least, half, setting.threads)
+            return self._enter(device, setting.dtype, least, half)
         return self._reject(setting, f"does not run here ({first_line(error)})")
 
     def _race(self, setting: Setting) -> None:
@@ -272,11 +248,6 @@ class Search:
         times: list[float] = []
         contender = self.workshop.contender(setting)
         contender.warm_up()
-        if isinstance(contender.step, SplitStep):
-            predicted = predict_step(contender.step, contender.batch, rounds=2)
-            self._predicted[setting] = predicted.text(setting.where)
-            if rival and predicted.seconds > limit:
-                return self._reject(setting, self._predicted[setting], bound=predicted.seconds)
         while len(times) < ROUNDS or (sum(times) < ENOUGH and len(times) < 50):
             times.append(contender.take())
             if (sum(times) > MOMENT and min(times) > limit) or self.left < sum(times):
@@ -314,8 +285,6 @@ class Search:
         return chosen, reasons
 
     def _why_device(self, chosen: Setting) -> str:
-        if asks_for_towers(self.train):
-            return choose_devices(self.train)[1]["train.device"]
         if self.train.device == chosen.device:
             return "asked for"
         if len(self.devices) == 1:
@@ -329,7 +298,7 @@ class Search:
         """Other numbers of CPU threads than torch's own. An accelerator is fed by one."""
         if self.train.threads != AUTO:
             return chosen, "asked for"
-        if not chosen.uses_cpu:
+        if not chosen.where.is_cpu:
             return chosen, "torch's own choice; the accelerator does the work"
         rivals: dict[str, float] = {}
         best = chosen
@@ -356,85 +325,10 @@ class Search:
         rivals[_threads(chosen.threads)] = self.times[chosen]
         return best, self._against(best, rivals, "threads")
 
-    def _choose_towers(
-        self, chosen: Setting, reasons: dict[str, str]
-    ) -> tuple[Setting, dict[str, str]]:
-        """A tower on each of two devices, where both are here and the faster one does not multiply too much faster."""
-        names = ("image_device", "text_device")
-        if asks_for_towers(self.train):
-            why = choose_devices(self.train)[1]
-            return chosen, {**reasons, **{name: why[f"train.{name}"] for name in names}}
-        if why_not := self._why_no_two_devices(chosen.dtype):
-            return chosen, {**reasons, **dict.fromkeys(names, why_not)}
-        larger, share = larger_share(self.model, self.train.batch_size, self.caption_tokens)
-        ceiling = f"two devices can be {1 / share:.2f}x at most, because the {larger} tower is {share:.0%} of the work"
-        best, alone, tried = chosen, self.times[chosen], []
-        one, other = self.devices
-        for pair in (pair_of(one, other), pair_of(other, one)):
-            least = self._least_of_pair(pair, chosen.dtype)
-            if least * MIN_SPEEDUP > alone:
-                why = f"its products alone take {_ms(least)}"
-                tried.append(f"{_placed(pair)}: {why}")
-                self._reject(Setting.on(pair, chosen.dtype, chosen.threads), why, bound=least)
-                continue
-            self._enter(pair, chosen.dtype, least, threads=chosen.threads)
-            found = [setting for setting in self.times if setting.where == pair]
-            if found and self.times[found[0]] * MIN_SPEEDUP < self.times[best]:
-                best = found[0]
-            known = {
-                setting: seconds for setting, _, seconds in self._known() if setting.where == pair
-            }
-            timed = [
-                f"{_ms(seconds)} a step, {self._predicted[setting]}"
-                for setting, seconds in known.items()
-            ]
-            tried.append(f"{_placed(pair)}: {timed[0] if timed else self.rejected[-1]['reason']}")
-        outcome = f"{_ms(alone)} on {chosen.device} alone; {'; '.join(tried)}"
-        if best == chosen:
-            text = f"left: {ceiling}; {outcome}"
-            return chosen, {**reasons, **dict.fromkeys(names, text)}
-        text = f"{alone / self.times[best]:.2f}x {chosen.device} alone here; {ceiling}; {outcome}"
-        own = {name: why for name, why in self._reasons[best].items() if name != "agreement"}
-        loss = choose_devices(best.applied(self.train))[1]["train.device"]
-        return best, {**reasons, **own, "device": loss, **dict.fromkeys(names, text)}
-
-    def _why_no_two_devices(self, dtype: str) -> str | None:
-        """Why a tower on each of two devices is not tried, if so."""
-        if self.train.device != AUTO:
-            return "as train.device"
-        if len(self.devices) < 2:
-            return f"as train.device: {only_device(self.devices[0].kind)}"
-        if self.train.shards != 1:
-            return "left: towers on two devices are for one process"
-        rates = {device.kind: self._rates.get((device.kind, dtype), 0.0) for device in self.devices}
-        slow, fast = sorted(rates, key=rates.__getitem__)
-        if not rates[slow]:
-            return f"left: {slow} does not train in {dtype} here"
-        factor = rates[fast] / rates[slow]
-        if factor <= WITHIN:
-            return None
-        larger, share = larger_share(self.model, self.train.batch_size, self.caption_tokens)
-        return (
-            f"left: two devices can be {1 / share:.2f}x at most, because the {larger} tower is {share:.0%} of the "
-            f"work, and {fast} multiplies {factor:.0f} times as fast as {slow}; up to {WITHIN:.0f} times it is tried"
-        )
-
-    @cached_property
-    def _work(self) -> dict[str, float]:
-        """Operations of each tower in a step."""
-        products = tower_products(self.model, self.train.batch_size, self.caption_tokens)
-        return {tower: operations(own) for tower, own in products.items()}
-
-    def _least_of_pair(self, pair: DevicePair, dtype: str) -> float:
-        """Seconds that the products of the slower tower take."""
-        return max(
-            work / self._rates[pair.of(tower).kind, dtype] for tower, work in self._work.items()
-        )
-
     def _choose_compiling(self, chosen: Setting) -> tuple[Setting, str]:
         """Compile only where that was measured and the run is long enough to pay it back."""
         device, before = chosen.where, self.times[chosen]
-        if self.train.compile != AUTO or isinstance(device, DevicePair):
+        if self.train.compile != AUTO:
             return chosen, choose_compile(self.train.compile, device)[1]
         steps = planned_steps(self.train, before)
         long = is_long(steps, before) and not self.warnings  # other programs make any run look long
@@ -532,17 +426,13 @@ def fitting_micro_batch(
     if train.micro_batch:
         check_memory(model, train, caption_tokens, device)
         return train.micro_batch, "asked for"
-    free = {where: where.free_bytes() for where, _ in demands(model, train, caption_tokens, device)}
-    size = train.batch_size
+    free, size = device.free_bytes(), train.batch_size
     while True:
         micro_batch = 0 if size == train.batch_size else size
-        parts = demands(model, replace(train, micro_batch=micro_batch), caption_tokens, device)
-        needed, where = max(
-            ((found.total, where) for where, found in parts), key=lambda one: one[0] / free[one[1]]
-        )
-        on = f" on {where.kind}" if len(parts) > 1 else ""
-        memory = f"predicted {needed / 1e9:.1f} GB of {free[where] / 1e9:.1f} GB free{on}"
-        if needed <= SHARE_OF_MEMORY * free[where]:
+        tried = replace(train, micro_batch=micro_batch, device=device.kind)
+        needed = predict_bytes(model, tried, caption_tokens).total
+        memory = f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
+        if needed <= SHARE_OF_MEMORY * free:
             return (
                 micro_batch,
                 f"{'a part of the batch' if micro_batch else 'the whole batch'} fits: {memory}",
@@ -565,10 +455,6 @@ def describe(tuning: Tuning, loader_threads: int, why_loader_threads: str) -> di
         name: value for name, value in asdict(tuning).items() if name not in ("setting", "reasons")
     }
     return {"choices": choices, "reasons": reasons, **rest}
-
-
-def _placed(pair: DevicePair) -> str:
-    return f"images on {pair.image.kind} and captions on {pair.text.kind}"
 
 
 def _threads(count: int) -> str:

@@ -237,8 +237,6 @@ def step_phases(view: RunView, canvas: Canvas) -> RenderableType | None:
         if legend[-1] and len(legend[-1]) + 2 + len(entry) > canvas.inside:
             legend.append(Text())
         legend[-1].append_text(Text("  " if legend[-1] else "") + entry)
-    if view.towers:  # each on a device of its own: who waits for whom
-        legend.append(Text(one_line(view.towers_text(view.towers)), style="dim"))
     milliseconds = f"{significant(total * 1000)} ms" if total < 1 else f"{significant(total)} s"
     return _section(f"A step: {milliseconds}", Group(drawn, *legend), canvas)
 

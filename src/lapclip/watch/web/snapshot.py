@@ -55,7 +55,6 @@ def snapshot(row: dict[str, Any], view: RunView) -> dict[str, Any]:
         "gradients": _gradients(view),
         "phases": {name: _short(seconds) for name, seconds in summary.phases().items()},
         "machines": view.machines.to_dict() if view.machines else None,
-        "towers": view.towers_text(view.towers) if view.towers else None,
         "memory": _memory(view),
         "cores": _cores(view),
         "energy": _energy(view),

@@ -150,8 +150,7 @@ function phases(parent, run) {
       make("strong", {}, percent(seconds / total, 0)), make("span", { class: "muted" }, ` ${significant(seconds * 1000)} ms`)));
   });
   parent.prepend(make("figure", { class: "card", id }, make("h3", {}, "Where the time of a step goes"),
-    make("figcaption", { class: "muted small" }, "Forward and backward should fill the bar. A wide load means waiting for data."), bar, list,
-    run.towers ? make("p", { class: "muted small" }, `Towers on two devices, in a step: ${run.towers}.`) : null));
+    make("figcaption", { class: "muted small" }, "Forward and backward should fill the bar. A wide load means waiting for data."), bar, list));
 }
 
 // Where several ranks train: what each does of the work, and how much of its time it waits for the others.
