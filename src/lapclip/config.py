@@ -297,10 +297,8 @@ class TrainConfig:
     device: str = setting(AUTO, choices=(AUTO, "cpu", "accelerator", "cuda", "mps", "xpu"))
     """Where to compute. Like the other `auto` settings it is settled by timing real steps (`lapclip tune`) or, where
     the run is too short for that, plainly: the accelerator where there is one, float32."""
-    dtype: str = setting(AUTO, choices=(AUTO, "float32", "bfloat16", "float16", "float8"))
-    """Precision of the products. The weights that are kept and updated stay float32. `float8` multiplies in it inside
-    the blocks, forward and back to their inputs, and is bfloat16 elsewhere: for NVIDIA GPUs since Ada and Hopper.
-    `auto` does not take it; `lapclip tune` says where it would be faster."""
+    dtype: str = setting(AUTO, choices=(AUTO, "float32", "bfloat16", "float16"))
+    """Precision of the products. The weights that are kept and updated stay float32."""
     image_attention: str = setting(AUTO, choices=(AUTO, "fused", "products", "triton"))
     """How the image tower computes attention: by torch's own kernel, as two products with a softmax between them, or by
     our own kernel for short sequences (CUDA, half precision)."""

@@ -514,8 +514,8 @@ def busy_notes(train: TrainConfig, device: Device, others: float | None) -> list
 
 def check_kernels_early(train: TrainConfig, found: Device) -> None:
     """Refuse what the device that is sure to be taken cannot compute. An accelerator that nobody named may be left for
-    the CPU, which has other kernels; float8 is not among them."""
-    sure = train.device != AUTO or found.is_cpu or train.dtype == "float8"
+    the CPU, which has other kernels."""
+    sure = train.device != AUTO or found.is_cpu
     if sure and train.dtype != AUTO:
         check_kernels(train, found)
 

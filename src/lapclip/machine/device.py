@@ -24,7 +24,6 @@ DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
-    "float8": torch.bfloat16,  # around the products of blocks, which are rounded further
 }
 """What activations are in, by the precision of a run, the plainest first."""
 
@@ -90,8 +89,6 @@ class Device(ABC):
     """Whether oneDNN's kernels compute there, in builds of torch that carry the library."""
     recomputes_gelu: ClassVar[bool] = False
     """Whether the backward pass computes GELU again sooner than it reads what the forward pass would have to keep."""
-    multiplies_float8: ClassVar[bool] = False
-    """Whether products in float8 can be had."""
     runs_triton: ClassVar[bool] = False
     """Whether kernels written in Triton can be compiled for it here."""
     untrusted: ClassVar[frozenset[str]] = frozenset()

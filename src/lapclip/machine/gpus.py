@@ -34,15 +34,6 @@ class Cuda(Accelerator):
     pins_memory = True
     runs_triton = find_spec("triton") is not None  # it comes with torch's builds for CUDA on Linux
 
-    @property
-    def multiplies_float8(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """NVIDIA's since Ada and Hopper; our kernel that rounds is written in Triton."""
-        return (
-            self.runs_triton
-            and torch.version.hip is None
-            and torch.cuda.get_device_capability() >= (8, 9)
-        )
-
     def _consult(self, precisions: list[str]) -> dict[str, list[canary.Result]]:
         """Several checks at once: where nothing is known yet, most of the time goes into libraries that choose and
         build kernels, on one core each."""

@@ -45,8 +45,6 @@ class Linear(nn.Linear):
     """A linear layer that takes the precision of its input."""
 
     compute = Compute()
-    float8: int | None = None
-    """Its number in `model/float8.py` where it multiplies in float8."""
 
     def forward(
         self, input: Tensor, added: Tensor | None = None, *, takes_bias_gradient: bool = True
@@ -54,7 +52,7 @@ class Linear(nn.Linear):
         """What is to be added to the result, if anything, is added on the way. The gradient of the bias may be taken
         elsewhere."""
         bias_O = self.bias if takes_bias_gradient else self.bias.detach()
-        return linear(input, self.weight, bias_O, self.compute.linear, added, self.float8)
+        return linear(input, self.weight, bias_O, self.compute.linear, added)
 
     def rows(self, x: Tensor, first: int, last: int) -> Tensor:
         """Some of the outputs alone."""
@@ -92,9 +90,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         """What the tokens see plus the residual. The gradient of the last bias may be taken elsewhere."""
         if isinstance(self.qkv, Linear):
-            layer, how = self.qkv, {"causal": self.causal, "float8": self.qkv.float8}
+            layer = self.qkv
             seen_BLD = projected_attention(
-                x_BLD, layer.weight, layer.bias, self.heads, self.compute, **how
+                x_BLD, layer.weight, layer.bias, self.heads, self.compute, causal=self.causal
             )
         else:  # with an addition of low rank
             seen_BLD = attention(
@@ -182,13 +180,8 @@ class Block(nn.Module):
         layer, last = self.mlp_in, self.mlp_out
         if self.activation is not F.gelu:
             return last(self.activation(layer(x)), added, takes_bias_gradient=takes_bias_gradient)
-        bias_O, float8 = (
-            last.bias if takes_bias_gradient else last.bias.detach(),
-            (layer.float8, last.float8),
-        )
-        return mlp(
-            x, layer.weight, layer.bias, last.weight, bias_O, added, layer.compute.linear, float8
-        )
+        bias_O = last.bias if takes_bias_gradient else last.bias.detach()
+        return mlp(x, layer.weight, layer.bias, last.weight, bias_O, added, layer.compute.linear)
 
 
 class Transformer(nn.Module):

@@ -24,7 +24,6 @@ from lapclip.machine.choose_device import (
     runs_triton,
     trusts_is_causal,
 )
-from lapclip.model.float8 import linear as float8_linear
 
 
 @dataclass(frozen=True)
@@ -100,14 +99,9 @@ def linear(
     bias_O: Tensor | None,
     form: str,
     added: Tensor | None = None,
-    float8: int | None = None,
 ) -> Tensor:
-    """x times the transposed weight, plus the bias and what is to be added, in the precision of x. `float8` is the
-    number of a layer that multiplies in it (`model/float8.py`)."""
+    """Return x times the transposed weight, plus the bias and `added`, in the precision of x."""
     added = None if added is None else added.to(x.dtype)
-    if float8 is not None:
-        y = float8_linear(x, weight_OI, bias_O, float8)
-        return y if added is None else added + y
     # A compiler takes torch's form: it chooses the library itself, and cannot look into the other. It is asked first,
     # because it cannot look into `has_onednn`, either, and would compile what is before and after each layer by itself.
     if form == "onednn" and not torch.compiler.is_compiling() and has_onednn(x.device, x.dtype):
@@ -116,16 +110,14 @@ def linear(
     return y if added is None else added + y
 
 
-def linear_gelu(
-    x: Tensor, weight_OI: Tensor, bias_O: Tensor, form: str, float8: int | None = None
-) -> Tensor:
-    """GELU of a linear layer's result."""
+def linear_gelu(x: Tensor, weight_OI: Tensor, bias_O: Tensor, form: str) -> Tensor:
+    """Return GELU of a linear layer's result."""
     if form == "triton" and has_triton(x.device, x.dtype):
         from lapclip.model.triton_kernels import Gelu
 
-        y = linear(x, weight_OI, bias_O.detach(), form, float8=float8)
+        y = linear(x, weight_OI, bias_O.detach(), form)
         return Gelu.apply(y, bias_O)  # pyright: ignore[reportReturnType]
-    return F.gelu(linear(x, weight_OI, bias_O, form, float8=float8))
+    return F.gelu(linear(x, weight_OI, bias_O, form))
 
 
 def mlp(
@@ -136,14 +128,13 @@ def mlp(
     bias_O: Tensor,
     added: Tensor,
     form: str,
-    float8: tuple[int | None, int | None] = (None, None),
 ) -> Tensor:
-    """Two linear layers with GELU between them, plus what is to be added. `float8` has their numbers."""
+    """Return two linear layers with GELU between them, plus `added`."""
     # Compilers and exports are to look inside, and without gradients nothing is kept anyway.
     plain = torch.compiler.is_compiling() or is_exported() or not torch.is_grad_enabled()
-    if plain or float8 != (None, None) or not recomputes_gelu(x.device):
-        hidden = linear_gelu(x, weight_FI, bias_F, form, float8[0])
-        return linear(hidden, weight_OF, bias_O, form, added, float8[1])
+    if plain or not recomputes_gelu(x.device):
+        hidden = linear_gelu(x, weight_FI, bias_F, form)
+        return linear(hidden, weight_OF, bias_O, form, added)
     form = "onednn" if form == "onednn" and has_onednn(x.device, x.dtype) else "torch"
     return _Mlp.apply(x, weight_FI, bias_F, weight_OF, bias_O, added.to(x.dtype), form)  # pyright: ignore[reportReturnType]
 
@@ -156,15 +147,13 @@ def projected_attention(
     compute: Compute,
     *,
     causal: bool,
-    float8: int | None = None,
 ) -> Tensor:
-    """Attention of what a projection (3 D, D) makes of x."""
-    if compute.attention == "triton" and fits_triton(
-        x_BLD, heads
-    ):  # which takes the gradient of the bias as well
-        qkv_BLD = linear(x_BLD, weight, bias.detach(), compute.linear, float8=float8)
+    """Return the attention of the queries, keys and values that a projection (3 D, D) makes of x."""
+    if compute.attention == "triton" and fits_triton(x_BLD, heads):
+        # The kernel takes the gradient of the bias as well.
+        qkv_BLD = linear(x_BLD, weight, bias.detach(), compute.linear)
         return attention(qkv_BLD, heads, compute.attention, causal=causal, bias=bias)
-    qkv_BLD = linear(x_BLD, weight, bias, compute.linear, float8=float8)
+    qkv_BLD = linear(x_BLD, weight, bias, compute.linear)
     return attention(qkv_BLD, heads, compute.attention, causal=causal)
 
 

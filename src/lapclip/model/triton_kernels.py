@@ -283,30 +283,6 @@ def normalise(pixels_BSSC: Tensor, mean_C: Tensor, std_C: Tensor, dtype: torch.d
     return out_BCSS
 
 
-@triton.jit
-def _round_to_float8(x, out, scale, seen, count, most, BLOCK: tl.constexpr, TIMES: tl.constexpr):
-    """Some blocks of numbers after each other, so that few programs compare what they have seen."""
-    factor = tl.load(scale)
-    largest = tl.zeros([BLOCK], tl.float32)
-    for step in range(TIMES):
-        at = (tl.program_id(0).to(tl.int64) * TIMES + step) * BLOCK + tl.arange(0, BLOCK)
-        value = tl.load(x + at, mask=at < count, other=0.0).to(tl.float32)
-        largest = tl.maximum(largest, tl.abs(value))
-        scaled = tl.minimum(tl.maximum(value * factor, -most), most)
-        tl.store(out + at, scaled.to(out.dtype.element_ty), mask=at < count)
-    tl.atomic_max(seen, tl.max(largest, 0))
-
-
-def round_to_float8(x: Tensor, scale: Tensor, seen: Tensor, kind: torch.dtype) -> Tensor:
-    """x times a scale, in float8; the largest number of x, before that, goes to `seen` where it is larger."""
-    out = torch.empty_like(x, dtype=kind)
-    block, times = 2048, 8
-    _round_to_float8[(triton.cdiv(x.numel(), block * times),)](
-        x, out, scale, seen, x.numel(), torch.finfo(kind).max, block, times, num_warps=8
-    )  # fmt: skip
-    return out
-
-
 def _padded(tokens: int) -> int:
     return max(16, triton.next_power_of_2(tokens))
 

@@ -27,7 +27,7 @@ from lapclip.training.optimizer import image_side, patches_seen
 CPU_BASE, ACCELERATOR_BASE = 350_000_000, 100_000_000
 """Measured on the CPU: a process that has imported torch and taken a step of a tiny model. On accelerators an estimate
 of what libraries take for themselves; the driver's own part is not among what is free."""
-HALF = ("bfloat16", "float16", "float8")
+HALF = ("bfloat16", "float16")
 """Precisions whose activations have two bytes."""
 GAPS = 1.1
 """Measured: what an allocator cannot use between activations of different sizes."""
@@ -76,7 +76,7 @@ def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -
         parameters=4 * exact,
         gradients=gradients,
         optimizer=8 * exact,
-        rounded=(6 if train.dtype == "float8" else 4) * products if half else 0,
+        rounded=4 * products if half else 0,
         activations=activations,
         base=CPU_BASE if _on_cpu(train) else ACCELERATOR_BASE,
     )

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from lapclip.model.clip import CLIP
-from lapclip.model.float8 import Float8
 
 FIRST_SCALE = 2.0**15
 GROW_AFTER = 1000
@@ -27,8 +26,7 @@ class RoundedCopy:
     gradients arrive there directly.
     """
 
-    def __init__(self, model: CLIP, dtype: torch.dtype, *, float8: bool = False) -> None:
-        """With `float8` the products of its blocks are rounded further (`model/float8.py`)."""
+    def __init__(self, model: CLIP, dtype: torch.dtype) -> None:
         self.model = copy.deepcopy(model)
         self._exact: list[Tensor] = []
         self._rounded: list[Tensor] = []
@@ -48,21 +46,14 @@ class RoundedCopy:
             else:
                 setattr(owner, last, parameter)
         self._leaves = dict(zip(self._exact, self._rounded, strict=True))
-        self._float8 = Float8(self.model) if float8 else None
 
     @torch.no_grad()
-    def refresh(self, parameters: Sequence[Tensor] | None = None) -> None:
-        """Round the weights as they are now, all or some of the original's, and forget the last gradients."""
-        exact, rounded = self._exact, self._rounded
-        if parameters is not None:
-            exact = [parameter for parameter in parameters if parameter in self._leaves]
-            rounded = [self._leaves[parameter] for parameter in exact]
-        if exact:
-            torch._foreach_copy_(rounded, exact)  # pyright: ignore[reportPrivateImportUsage]
-        for parameter in rounded:
+    def refresh(self) -> None:
+        """Round the weights as they are now, and forget the last gradients."""
+        if self._exact:
+            torch._foreach_copy_(self._rounded, self._exact)  # pyright: ignore[reportPrivateImportUsage]
+        for parameter in self._rounded:
             parameter.grad = None
-        if self._float8:
-            self._float8.refresh()
 
     def hand_over(self) -> None:
         """Add the gradients to the original's, in float32, so that those of many micro-batches do not lose digits."""

@@ -98,11 +98,8 @@ class TrainStep:
         self.config, self.device = config, device
         self.ranks: Ranks = ALONE
         """Who shares the work: nobody, while settings are tried."""
-        float8 = config.dtype == "float8"
         self.rounded = (
-            None
-            if config.dtype == "float32"
-            else RoundedCopy(model, DTYPES[config.dtype], float8=float8)
+            None if config.dtype == "float32" else RoundedCopy(model, DTYPES[config.dtype])
         )
         self.worker = self.rounded.model if self.rounded else model
         """The model that computes: the model itself, or its copy in half precision."""

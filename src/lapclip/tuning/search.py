@@ -35,10 +35,6 @@ from lapclip.tuning.compiling import predict_compiling, time_compiling
 from lapclip.tuning.flops import least_seconds
 from lapclip.tuning.measure import Setting, Workshop
 
-CHOSEN_FROM = ("float32", "bfloat16", "float16")
-"""The precisions that a run may get by itself. Float8 is offered, not chosen."""
-WORTH_OFFERING = 1.05
-"""How many times as fast as bfloat16 float8 has to be: its gradients agree less."""
 ROUNDS = 5
 HOPELESS = 1.25
 """A setting whose step takes this many times the best one's stops at once."""
@@ -120,7 +116,6 @@ class Search:
         chosen, reasons = self._choose_precision()
         chosen, reasons["threads"] = self._choose_threads(chosen)
         chosen, reasons["compile"] = self._choose_compiling(chosen)
-        reasons["dtype"] += self._offer_float8(chosen)
         return Tuning(
             setting=chosen,
             reasons=reasons,
@@ -159,7 +154,7 @@ class Search:
         sizes = (self.model, self.train.batch_size, self.caption_tokens)
         for device in self.devices:
             prepare_device(device, self.threads)
-            for dtype in CHOSEN_FROM if self.train.dtype == AUTO else [self.train.dtype]:
+            for dtype in DTYPES if self.train.dtype == AUTO else [self.train.dtype]:
                 if self.train.dtype == AUTO and (fault := device.unfit(dtype)):
                     self._reject(Setting(device.kind, dtype), fault)
                     continue
@@ -343,27 +338,6 @@ class Search:
             chosen = replace(chosen, compile=compiling.compile)
             self.times[chosen] = compiling.after
         return chosen, compiling.text(steps)
-
-    def _offer_float8(self, chosen: Setting) -> str:
-        """What to say of float8 in place of bfloat16: nothing where it cannot be had, or where the search is brief."""
-        device, before = chosen.where, self.times[chosen]
-        wanted = self.train.dtype == AUTO and chosen.dtype == "bfloat16" and not self._briefly
-        if not wanted or not device.multiplies_float8:
-            return ""
-        other = replace(chosen, dtype="float8")
-        self.status(f"is it right, {other.text()}")
-        try:
-            if fault := self.workshop.agreement(other).fault(other.dtype):
-                self._reject(other, f"{fault}, compared with float32 on the CPU")
-                return ""
-            self._race(other)
-        except Exception as error:
-            self._reject(other, f"does not run here ({first_line(error)})")
-            return ""
-        after = self.times.get(other)
-        if after is None or before < WORTH_OFFERING * after:
-            return f"; float8 is not {WORTH_OFFERING - 1:.0%} faster here"
-        return f"; float8 takes {_ms(after)} where this takes {_ms(before)}, and agrees less: --set train.dtype=float8"
 
     def _known(self) -> list[tuple[Setting, str, float]]:
         """Every setting that was timed, also those that stopped early."""
