@@ -102,6 +102,20 @@ def test_a_run_whose_images_changed_is_not_resumed(here: Path) -> None:
         resume("run")
 
 
+def test_a_run_is_scored_on_the_pairs_that_its_split_rule_held_out(here: Path) -> None:
+    photos(here / "photos")
+    train_on_photos("data.split_rule=name", callbacks=stop_after(5))
+    path = here / "runs/run/run.toml"
+    before = path.read_text(encoding="utf-8")
+    assert resume("run").state == "finished"  # refused where its data is another
+    scored = evaluate(EvaluationRequest("run", device="cpu"))
+    assert scored["trained_on"] == 0
+    path.write_text(before.replace('"name"', '"content"'), encoding="utf-8")
+    assert (
+        evaluate(EvaluationRequest("run", device="cpu"))["trained_on"] > 0
+    )  # else the test shows nothing
+
+
 def test_a_batch_made_for_more_images_becomes_as_large_as_the_data(here: Path) -> None:
     photos(here / "photos", 12)
     source = f"data.source={json.dumps(str(here / 'photos'))}"

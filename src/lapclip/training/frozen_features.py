@@ -477,13 +477,7 @@ class _FeatureMaker:
         """Read from the cache, or made and written there."""
         dtype = self._config.train.dtype
         about = (*about, self._fingerprints[tower], self._boundaries[tower])
-        # Files in half precision whose first block alone was checked are not taken.
-        path = array_path(
-            tower,
-            about,
-            self._data.fingerprint,
-            dtype if dtype == "float32" else f"{dtype}, checked",
-        )
+        path = array_path(tower, about, self._data.fingerprint, dtype)
         found = read_array(path)
         fits = found is not None and found.shape[: len(rows)] == rows
         if not self._ranks.agreed(None if fits else "not cached"):
