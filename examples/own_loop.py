@@ -21,7 +21,7 @@ shape, config = (
 data = parts.load_data(config, parts.View.of(shape))
 captions = [caption for options in data.train.captions for caption in options]
 tokenizer, _ = parts.choose_tokenizer(config, captions, data.alphabet, shape.context)
-model = parts.CLIP(replace(shape, vocabulary=tokenizer.vocabulary), seed=0).place(device)
+model = parts.CLIP(replace(shape, vocabulary=tokenizer.vocabulary), seed=0).to(device.torch)
 plan = parts.BatchPlan(data.train, tokenizer, shape.context, batch_size=128, seed=0)
 schedule = parts.TrainConfig(learning_rate=8e-4, warmup=0.1)
 optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)

@@ -377,7 +377,7 @@ class Embedder(Encoder):
 
     def to(self, device: str) -> Embedder:
         chosen = choose_device(device, "device")[0]
-        self.model.place(chosen)
+        self.model.to(chosen.torch)
         self.device = chosen
         return self
 

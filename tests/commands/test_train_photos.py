@@ -11,6 +11,8 @@ from PIL import Image
 
 from lapclip.cli.train import summary
 from lapclip.commands import run_setup
+from lapclip.commands.evaluate import evaluate
+from lapclip.commands.evaluation_data import EvaluationRequest
 from lapclip.commands.resume import resume
 from lapclip.commands.train import Outcome, train
 from lapclip.config import build_config, parse_settings, read_recipe

@@ -47,7 +47,7 @@ device, _ = choose_device("cpu")
 prepare_device(device, 1)
 for optimizer in ("adamw", "muon"):
     config = TrainConfig(batch_size=4, steps=1, dtype="float32", compile="none", optimizer=optimizer)
-    step = make_step(CLIP(SHAPES["tiny"], seed=1).place(device), config, device)
+    step = make_step(CLIP(SHAPES["tiny"], seed=1).to(device.torch), config, device)
     for parameter in step.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     step.optimizer.step()

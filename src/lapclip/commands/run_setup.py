@@ -676,7 +676,7 @@ def build(
     initialise_logits(model, config.train, new=not config.train.start)
     if config.train.word_weight:
         model.start_words(derived_seed(config.train.seed, "words"))
-    model.place(device)
+    model.to(device.torch)
     freeze(model, config.train)
     step = make_step(model, config.train, device)
     embedder = Embedder(model, tokenizer, device)

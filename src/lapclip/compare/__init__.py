@@ -210,7 +210,7 @@ def measure_cell(
     device, weights = device_of(cell.device), _model(rung)
     try:
         with device.watch_peak() as peak:
-            step = make_step(copy.deepcopy(weights).place(device), train, device)
+            step = make_step(copy.deepcopy(weights).to(device.torch), train, device)
             take = functools.partial(
                 _time_steps, step, random_batch(rung.shape, cell.batch), device, seconds
             )

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lapclip.config import ModelConfig
-from lapclip.machine.device import Device
 from lapclip.model.convnet import ConvolutionTower
 from lapclip.model.kernels import Compute
 from lapclip.model.pretrained_towers import (
@@ -90,10 +89,6 @@ class CLIP(nn.Module):
             tower: next(getattr(self, tower).parameters()).device.type
             for tower in ("image", "text")
         }
-
-    def place(self, device: Device) -> CLIP:
-        """Move the model to a device."""
-        return self.to(device.torch)
 
     def compute_with(self, image: Compute, text: Compute) -> None:
         """Change how each tower computes; what it computes stays the same, up to rounding."""

@@ -115,7 +115,7 @@ class ImageTower(nn.Module):
 
     def _positions(self, grid: int) -> Tensor:
         """The position embeddings of a grid of patches, (P, D)."""
-        own = self.position_embedding[1:]
+        own = self.position_embedding[-self.patches :]  # a class token comes before the patches
         if grid * grid == self.patches:
             return own
         return resampling(round(self.patches**0.5), grid, own.device).to(own.dtype) @ own
@@ -284,12 +284,6 @@ class SiglipImageTower(ImageTower):
             self.position_embedding, 0.0, len(self.patch_bias) ** -0.5, generator=generator
         )
         self.head.initialise(generator)
-
-    def _positions(self, grid: int) -> Tensor:
-        own = self.position_embedding
-        if grid * grid == self.patches:
-            return own
-        return resampling(round(self.patches**0.5), grid, own.device).to(own.dtype) @ own
 
 
 class SiglipTextTower(TextTower):

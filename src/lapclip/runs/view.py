@@ -298,12 +298,7 @@ class RunView:
     @staticmethod
     def devices_text(devices: dict[str, str]) -> str:
         """The devices of the towers in words: one word where both are on the same."""
-        kinds = dict.fromkeys(devices.values())
-        return (
-            next(iter(kinds))
-            if len(kinds) == 1
-            else ", ".join(f"{t} on {d}" for t, d in devices.items())
-        )
+        return " and ".join(dict.fromkeys(devices.values()))
 
     def to_dict(self, next_commands: Callable[[RunView], list[str]]) -> dict[str, Any]:
         """For scripts: shares from 0 to 1, sizes in bytes, times in seconds. What is not known is null."""

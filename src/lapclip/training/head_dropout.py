@@ -53,12 +53,9 @@ class HeadDropout:
         return found
 
     @contextmanager
-    def applied(self, drawn: Mapping[str, Tensor], *towers: str) -> Iterator[None]:
-        """Let the heads, of some towers or of both, leave out what was drawn."""
-        heads = {
-            tower: head for tower, head in self._heads.items() if not towers or tower in towers
-        }
-        for tower, head in heads.items():
+    def applied(self, drawn: Mapping[str, Tensor]) -> Iterator[None]:
+        """Let the heads leave out what was drawn."""
+        for tower, head in self._heads.items():
             head.dropping = {
                 what: Dropping(share, drawn[f"{tower}_{what}_mask"])
                 for what, share in self._shares(tower).items()
@@ -66,7 +63,7 @@ class HeadDropout:
         try:
             yield
         finally:
-            for head in heads.values():
+            for head in self._heads.values():
                 head.dropping = {}
 
     def _shares(self, tower: str) -> dict[str, float]:

@@ -180,22 +180,19 @@ class TrainStep:
             boxes_B5=self._boxes(batch, step),
             side=image_side(cheap, config, self.model.shape),
             lengths=self._lengths(batch.lengths_B, batch.tokens_BL.shape[1]),
-            image_features=None
-            if batch.image_features is None
-            else torch.from_numpy(batch.image_features),
-            text_features=None
-            if batch.text_features is None
-            else torch.from_numpy(batch.text_features),
-            teacher_image=None
-            if batch.teacher_image is None
-            else torch.from_numpy(batch.teacher_image),
-            teacher_text=None
-            if batch.teacher_text is None
-            else torch.from_numpy(batch.teacher_text),
-            words_BV=None if batch.words_BV is None else torch.from_numpy(batch.words_BV),
+            image_features=_as_tensor(batch.image_features),
+            text_features=_as_tensor(batch.text_features),
+            teacher_image=_as_tensor(batch.teacher_image),
+            teacher_text=_as_tensor(batch.teacher_text),
+            words_BV=_as_tensor(batch.words_BV),
+            phrase_tokens_BL=_as_tensor(batch.phrase_tokens_BL),
+            phrase_positives_BB=_as_tensor(batch.phrase_positives_BB),
+            phrase_features=_as_tensor(batch.phrase_features),
         )
-        drawn = self._dropout.draw(len(batch.tokens_BL), step) | self._phrases(batch, step)
-        return replace(inputs, **drawn)
+        dropped = self._dropout.draw(len(inputs), step)
+        if inputs.phrase_tokens_BL is not None:
+            dropped |= self._dropout.draw_for_phrases(len(inputs), step)
+        return replace(inputs, **dropped)
 
     @property
     def _shards(self) -> int:
@@ -218,16 +215,6 @@ class TrainStep:
         return replace(
             ordered, lengths=(), shards=tuple(map(len, dealt)), shard_lengths=tuple(lengths)
         )
-
-    def _phrases(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        """What there is of phrases, by the names that `Inputs` has for it."""
-        names = ("phrase_tokens_BL", "phrase_positives_BB", "phrase_features")
-        found = {
-            name: torch.from_numpy(value)
-            for name in names
-            if (value := getattr(batch, name)) is not None
-        }
-        return found | (self._dropout.draw_for_phrases(len(batch.tokens_BL), step) if found else {})
 
     def set_learning_rate(self, lr: float) -> None:
         """A number, or written into a tensor that a recorded graph reads. Each group has its share of it."""
@@ -282,7 +269,7 @@ class TrainStep:
             self.rounded.refresh()
         inputs = self.inputs(batch, self.config.steps).on(self.device)
         image_BE, text_BE, *_ = self.encode(inputs, Stopwatch(self.device.synchronise, on=False))
-        return image_BE.to(self.device.torch), text_BE.to(self.device.torch)
+        return image_BE, text_BE
 
     def rehearse(self, batch: Batch, pairs: int) -> None:
         """Take the first pairs through both towers and back, to see what that costs. The weights stay as they are."""
@@ -508,25 +495,19 @@ class TrainStep:
         return squares.sum().sqrt(), part_norms
 
     def _optimize(self, grad_norm: Tensor) -> None:
-        """Update the weights: gradients that are too long are shortened, float16's that overflowed are left out."""
+        """Update the weights. Shorten gradients that are too long; skip an update that overflowed in float16."""
         self.touched = True
-        overflowed = ~grad_norm.isfinite() if self.loss_scale is not None else None
-        apply_gradients(
-            self.optimizer, self._gradients(), self.device, self._divisor(grad_norm), overflowed
-        )
+        divisor = overflowed = None
+        if self.config.clip_norm:
+            divisor = (grad_norm / self.config.clip_norm).clamp(min=1.0)
+        if self.loss_scale is not None:
+            scale = self.loss_scale.scale.clone()
+            divisor = scale if divisor is None else divisor * scale
+            overflowed = ~grad_norm.isfinite()
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        apply_gradients(self.optimizer, gradients, self.device, divisor, overflowed)
         if self.loss_scale is not None and overflowed is not None:
             self.loss_scale.update(overflowed)
-
-    def _divisor(self, grad_norm: Tensor) -> Tensor | None:
-        """Divisor of the gradients: float16's loss scale times what exceeds the longest they may be."""
-        scale = None if self.loss_scale is None else self.loss_scale.scale.clone()
-        if not self.config.clip_norm:
-            return scale
-        excess = (grad_norm / self.config.clip_norm).clamp(min=1.0)
-        return excess if scale is None else excess * scale
-
-    def _gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
     def _boxes(self, batch: Batch, step: int) -> Tensor | None:
         """The box of each image that is seen this step; None is all of it."""
@@ -564,3 +545,7 @@ def gradients_of(leaves: Sequence[Tensor]) -> list[Tensor]:
     found = [leaf.grad for leaf in leaves if leaf.grad is not None]
     assert len(found) == len(leaves), "what learns has a gradient"
     return found
+
+
+def _as_tensor(array: np.ndarray | None) -> Tensor | None:
+    return None if array is None else torch.from_numpy(array)

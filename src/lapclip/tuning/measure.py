@@ -130,7 +130,7 @@ class Workshop:
         device, _ = choose_train_device(setting.applied(self.config.train))
         prepare_device(device, setting.threads)
         gc.collect()  # the one before is gone, but not what refers to itself
-        model = copy.deepcopy(self._model).place(device)
+        model = copy.deepcopy(self._model).to(device.torch)
         return Contender(
             make_step(model, setting.applied(self.config.train), device), self.batch, device
         )
