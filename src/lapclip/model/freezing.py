@@ -195,26 +195,20 @@ class LowRank(nn.Module):
         return torch.einsum("...pr,por->...po", inner, up_POR).flatten(-2)
 
 
-def add_lora(model: CLIP, learning: set[int], rank: int, seed: int) -> list[str]:
-    """Give the linear layers of attention an addition, where their weights would learn; says which layers."""
+def add_lora(model: CLIP, learning: set[int], rank: int, seed: int) -> None:
+    """Give the linear layers of attention whose weights would learn an addition."""
     generator = torch.Generator().manual_seed(seed)
     named = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)
     }
-    found = []
     for name, module in named.items():
         parent, _, last = name.rpartition(".")
         owner = model.get_submodule(parent)
         if id(module.weight) not in learning or not _in_attention(name, owner):
             continue
         fused = "qkv" in last and module.out_features == 3 * module.in_features
-        setattr(
-            owner,
-            last,
-            LowRank(module, rank, 3 if fused else 1, generator).to(module.weight.device),
-        )
-        found.append(name)
-    return found
+        addition = LowRank(module, rank, 3 if fused else 1, generator)
+        setattr(owner, last, addition.to(module.weight.device))
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
