@@ -4,7 +4,8 @@ closed forms say how well two of them can be brought together, without any train
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,8 +115,9 @@ def probe(request: ProbeRequest, callbacks: Callbacks = Callbacks()) -> dict[str
     device, _ = choose_device(request.device)
     callbacks.status("reading the data")
     sample = draw_sample(settings, request.images, CAPTIONS_EACH, callbacks.data)
-    seen = [read_images(name, settings, sample, device, callbacks) for name in images]
-    said = [read_captions(name, settings, sample, device, callbacks) for name in texts]
+    reader = TowerReader(settings, sample, device, callbacks)
+    seen = [reader.read_images(name) for name in images]
+    said = [reader.read_captions(name) for name in texts]
     found = []
     for text in said:
         for image in seen:
@@ -252,113 +254,97 @@ def draw_sample(
     return Sample(listing, rows, captions, np.array(owner), learnt, every, held_out, notes)
 
 
-def read_images(
-    name: str,
-    settings: Settings,
-    sample: Sample,
-    device: Device,
-    callbacks: Callbacks = Callbacks(),
-) -> ReadByTower:
-    """What an image network makes of the sample's images."""
-    measured = _Measured()
-    callbacks.status(f"opening {name}")
-    opened = open_image(name)
-    shape = settings.shape(opened.facts, image_from=name, image_taps=taps_of(name))
-    tower = _as_tower(
-        name, lambda: PretrainedImageTower((opened.backbone, opened.spec), shape), device
-    )
-    pixels = sample.load(View.of(shape), callbacks.data).pixels
-    blocks = [
-        np.arange(at, min(at + AT_ONCE, len(pixels))) for at in range(0, len(pixels), AT_ONCE)
-    ]
+@dataclass(frozen=True)
+class TowerReader:
+    """Reads a sample with frozen networks."""
 
-    def features(rows: np.ndarray) -> Tensor:
-        given = normalise(torch.from_numpy(np.array(pixels[rows])).to(device.torch), shape)
-        return tower.begin(given, tower.depth).float().cpu()
+    settings: Settings
+    sample: Sample
+    device: Device
+    callbacks: Callbacks
 
-    return measured.read(
-        name, tower, blocks, features, device, f"{name} reads images", callbacks, len(pixels)
-    )
+    def read_images(self, name: str) -> ReadByTower:
+        """Return the features of the sample's images by an image network."""
+        memory_before = self._open(name)
+        opened = open_image(name)
+        shape = self.settings.shape(opened.facts, image_from=name, image_taps=taps_of(name))
+        with refusing(name):
+            tower = PretrainedImageTower((opened.backbone, opened.spec), shape)
+        pixels = self.sample.load(View.of(shape), self.callbacks.data).pixels
+
+        def features(rows: np.ndarray) -> Tensor:
+            batch = torch.from_numpy(np.array(pixels[rows])).to(self.device.torch)
+            return tower.begin(normalise(batch, shape), tower.depth)
+
+        order = np.arange(len(pixels))
+        return self._read(name, tower, order, features, memory_before, "images")
+
+    def read_captions(self, name: str) -> ReadByTower:
+        """Return the features of the sample's captions by a text network."""
+        memory_before = self._open(name)
+        opened = open_text(name)
+        tokenizer = opened.tokenizer
+        assert tokenizer is not None
+        shape = self.settings.shape(opened.facts, text_from=name, text_taps=taps_of(name))
+        with refusing(name):
+            tower = PretrainedTextTower((opened.backbone, opened.spec), shape)
+        captions = self.sample.captions
+
+        def features(rows: np.ndarray) -> Tensor:
+            tokens = tokenizer.batch([captions[int(row)] for row in rows], shape.context)
+            return tower.begin(torch.from_numpy(tokens).to(self.device.torch), tower.depth)
+
+        # Short captions go together, so that they are not padded to long ones.
+        order = np.argsort([tokenizer.length(caption) for caption in captions], kind="stable")
+        return self._read(name, tower, order, features, memory_before, "captions")
+
+    def _open(self, name: str) -> int:
+        """Report which network is opened, and return the memory in use before."""
+        forget_peak()
+        self.callbacks.status(f"opening {name}")
+        return memory_bytes()
+
+    @torch.inference_mode()
+    def _read(
+        self,
+        name: str,
+        tower: PretrainedTower,
+        order: np.ndarray,
+        features: Callable[[np.ndarray], Tensor],
+        memory_before: int,
+        what: str,
+    ) -> ReadByTower:
+        """Compute the features of all rows, in this order, in the faster precision."""
+        with refusing(name):
+            tower.to(self.device.torch).eval()
+        batches = [order[first : first + AT_ONCE] for first in range(0, len(order), AT_ONCE)]
+        self.callbacks.status(f"timing the precisions of {name}")
+        some = batches[len(batches) // 2][:TIMED]
+        dtype = fastest_dtype(tower, lambda: features(some), self.device)
+        tower.compute = replace(tower.compute, dtype=dtype)
+        report = self.callbacks.data or (lambda done, total, what="": None)
+        began, parts = time.perf_counter(), []
+        for batch in batches:
+            parts.append(features(batch).float().cpu())
+            report(min(len(order), AT_ONCE * len(parts)), len(order), f"{name} reads {what}")
+        seconds = time.perf_counter() - began
+        parameters = sum(each.numel() for each in tower.backbone.parameters())
+        memory = max(peak_memory_bytes() - memory_before, 4 * parameters)
+        rows = torch.cat(parts)[torch.from_numpy(np.argsort(order))]
+        return ReadByTower(name, normed(rows.numpy()), seconds, memory, parameters)
 
 
-def read_captions(
-    name: str,
-    settings: Settings,
-    sample: Sample,
-    device: Device,
-    callbacks: Callbacks = Callbacks(),
-) -> ReadByTower:
-    """What a text network makes of the sample's captions."""
-    measured = _Measured()
-    callbacks.status(f"opening {name}")
-    opened = open_text(name)
-    assert opened.tokenizer is not None
-    tokenizer = opened.tokenizer
-    shape = settings.shape(opened.facts, text_from=name, text_taps=taps_of(name))
-    tower = _as_tower(
-        name, lambda: PretrainedTextTower((opened.backbone, opened.spec), shape), device
-    )
-    order = np.argsort([tokenizer.length(caption) for caption in sample.captions], kind="stable")
-    blocks = [
-        order[at : at + AT_ONCE] for at in range(0, len(order), AT_ONCE)
-    ]  # short ones together
-
-    def features(rows: np.ndarray) -> Tensor:
-        tokens_BL = tokenizer.batch([sample.captions[int(at)] for at in rows], shape.context)
-        return tower.begin(torch.from_numpy(tokens_BL).to(device.torch), tower.depth).float().cpu()
-
-    read = measured.read(
-        name, tower, blocks, features, device, f"{name} reads captions", callbacks, len(order)
-    )
-    back = np.empty(len(order), dtype=np.int64)
-    back[order] = np.arange(len(order))
-    return replace(read, features=read.features[torch.from_numpy(back)])
-
-
-def _as_tower(name: str, make: Any, device: Device) -> Any:
+@contextmanager
+def refusing(name: str) -> Iterator[None]:
+    """Raise ConfigError for a network that cannot be used as a tower."""
     try:
-        return make().to(device.torch).eval()
+        yield
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
         raise ConfigError(f"{name} cannot be used as a tower: {error}.") from error
 
 
-class _Measured:
-    """Reads with a network, and knows what it took."""
-
-    def __init__(self) -> None:
-        forget_peak()
-        self._before = memory_bytes()
-
-    @torch.inference_mode()
-    def read(
-        self,
-        name: str,
-        tower: PretrainedTower,
-        blocks: Sequence[Any],
-        features: Any,
-        device: Device,
-        what: str,
-        callbacks: Callbacks,
-        total: int,
-    ) -> ReadByTower:
-        callbacks.status(f"timing the precisions of {name}")
-        some = blocks[len(blocks) // 2][:TIMED]
-        tower.compute = replace(
-            tower.compute, dtype=_fastest(tower, lambda: features(some), device)
-        )
-        report = callbacks.data or (lambda done, total, what="": None)
-        began, rows = time.perf_counter(), []
-        for block in blocks:
-            rows.append(features(block))
-            report(min(total, AT_ONCE * len(rows)), total, what)
-        seconds = time.perf_counter() - began
-        parameters = sum(each.numel() for each in tower.backbone.parameters())
-        grown = max(peak_memory_bytes() - self._before, 4 * parameters)
-        return ReadByTower(name, normed(torch.cat(rows).numpy()), seconds, grown, parameters)
-
-
-def _fastest(tower: PretrainedTower, run: Any, device: Device) -> torch.dtype:
-    """The precision in which a network is faster here."""
+def fastest_dtype(tower: PretrainedTower, run: Callable[[], object], device: Device) -> torch.dtype:
+    """Return the precision in which a network is faster here."""
     took = {}
     for dtype in (torch.float32, torch.bfloat16):
         tower.compute = replace(tower.compute, dtype=dtype)
@@ -399,8 +385,9 @@ def check_belonging(
     sample = Sample(listing, [rows[at] for at in chosen], captions, np.array(owner), len(rows))
     device, _ = choose_device(AUTO)
     towers = SHAPES["towers"]
-    images = read_images(towers.image_from, settings, sample, device, callbacks).features
-    texts = read_captions(towers.text_from, settings, sample, device, callbacks).features
+    reader = TowerReader(settings, sample, device, callbacks)
+    images = reader.read_images(towers.image_from).features
+    texts = reader.read_captions(towers.text_from).features
     runs = (
         np.arange(len(chosen)) // RUN if len(rows) > TOLD_BY else np.zeros(len(chosen), dtype=int)
     )

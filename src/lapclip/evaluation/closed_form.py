@@ -9,6 +9,7 @@ Shapes: N images, M captions, P pairs of them, F image features, G text features
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lapclip.evaluation import RANKS
-from lapclip.evaluation.intervals import bootstrap_interval, mean_intervals
+from lapclip.evaluation import RANKS, WAYS
+from lapclip.evaluation.intervals import bootstrap_interval
 from lapclip.evaluation.ranks import ranks
+from lapclip.evaluation.retrieval import retrieval_of
 from lapclip.seeding import generator
 
 STRENGTH = 6000.0
@@ -157,28 +159,14 @@ class Ranks(NamedTuple):
         )
 
     def recall(self) -> dict[str, float]:
-        """Recall both ways, each with its interval as `_low` and `_high`. Images are what is drawn again."""
-        ways = {"t2i": (self.t2i_M, self.owner_M), "i2t": (self.i2t_N, np.arange(len(self.i2t_N)))}
-        names = [(f"{way}_r{rank}", way, rank) for way in ways for rank in RANKS]
-        hits = [
-            np.bincount(ways[way][1], ways[way][0] <= rank, len(self.i2t_N))
-            for _, way, rank in names
-        ]
-        counts = [
-            np.bincount(ways[way][1], minlength=len(self.i2t_N)).astype(float)
-            for _, way, _ in names
-        ]
-        found = {}
-        intervals = mean_intervals(np.stack(hits), np.stack(counts))
-        for (name, _, _), own, count, (low, high) in zip(
-            names, hits, counts, intervals, strict=True
-        ):
-            found |= {
-                name: float(own.sum() / count.sum()),
-                f"{name}_low": low,
-                f"{name}_high": high,
-            }
-        return found
+        """Return the recalls both ways, each with its 95 % interval as `_low` and `_high`."""
+        scores = retrieval_of(self.t2i_M, self.i2t_N, self.owner_M)
+        recalls = {}
+        for way, rank in itertools.product(WAYS, RANKS):
+            name = f"{way}_r{rank}"
+            recalls[name] = scores[name]
+            recalls[f"{name}_low"], recalls[f"{name}_high"] = scores["intervals"][name]
+        return recalls
 
 
 def mean_captions(text_MG: Tensor, owner_M: np.ndarray, images: int) -> Tensor:
