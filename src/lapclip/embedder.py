@@ -42,7 +42,7 @@ from lapclip.prompts import TEMPLATES, class_embeddings, class_shares
 from lapclip.runs.folder import RUNS
 from lapclip.suggest import install
 from lapclip.text import parameters
-from lapclip.weights import DESCRIPTION, OWN_TOKENIZER, is_exported
+from lapclip.weights import DESCRIPTION, EXPORT_VERSION, OWN_TOKENIZER, is_exported
 from lapclip.weights.pretrained_networks import build_network
 from lapclip.weights.read_model import read_model
 from lapclip.which_model import which_model
@@ -592,7 +592,8 @@ def read_description(folder: Path) -> dict[str, Any]:
     """What the lapclip.json of an exported folder says."""
     try:
         about = read_json(folder / DESCRIPTION)
-        return {
+        version = about["version"]
+        description = {
             **about,
             "towers": dict(about["towers"]),
             "preprocessing": dict(about["preprocessing"]),
@@ -601,6 +602,12 @@ def read_description(folder: Path) -> dict[str, Any]:
         raise WeightsError(
             f"{folder / DESCRIPTION} cannot be read: {error}.", hint="lapclip export again"
         ) from None
+    if version != EXPORT_VERSION:
+        raise WeightsError(
+            f"{folder} is an export of version {version!r}; this lapclip reads {EXPORT_VERSION}.",
+            hint="lapclip export again",
+        )
+    return description
 
 
 def _exported_view(about: dict[str, Any]) -> View:

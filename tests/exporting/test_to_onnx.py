@@ -322,6 +322,10 @@ def test_a_folder_for_another_engine_or_with_damage_is_refused(tmp_path: Path) -
     write_json(tmp_path / DESCRIPTION, describe(ours, "coreml", interface(ours)))
     with pytest.raises(WeightsError, match="is for coreml"):
         open_exported(tmp_path)
+    about = describe(ours, "onnx", interface(ours))
+    write_json(tmp_path / DESCRIPTION, {**about, "version": 0})
+    with pytest.raises(WeightsError, match="is an export of version 0; this lapclip reads 1"):
+        open_exported(tmp_path)
     write_json(tmp_path / DESCRIPTION, describe(ours, "onnx", interface(ours)))
     write_tokenizers(tmp_path, ours.tokenizer)
     (tmp_path / "image.onnx").write_bytes(b"nothing")

@@ -20,7 +20,7 @@ from lapclip.errors import WeightsError
 from lapclip.paths import is_link, leftovers, partial_path, replace, sweep
 from lapclip.text import printable, without_controls
 from lapclip.user_files import refusal
-from lapclip.weights import DESCRIPTION, MERGES, OWN_TOKENIZER, TOKENIZER
+from lapclip.weights import DESCRIPTION, EXPORT_VERSION, MERGES, OWN_TOKENIZER, TOKENIZER
 
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder
@@ -143,6 +143,7 @@ def describe(embedder: Embedder, to: str, towers: dict[str, dict[str, Any]]) -> 
     model, tokenizer, view = embedder.model, embedder.tokenizer, embedder.view
     shape, bias = model.shape, model.logit_bias
     return {
+        "version": EXPORT_VERSION,
         "format": to,
         "written_by": f"lapclip {__version__}",
         "made_from": embedder.fingerprint(),

@@ -32,6 +32,7 @@ PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 """Hugging Face's preprocessing; a `CLIPProcessor` of release 5 writes the second, as `image_processor`."""
 DESCRIPTION = "lapclip.json"
 """What a folder holds that `lapclip export` wrote for another engine than torch."""
+EXPORT_VERSION = 1  # of lapclip.json
 FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 HUB = "hf:"
 """What stands before a name on the Hugging Face hub that is meant as such: hf:org/name."""
