@@ -17,11 +17,10 @@ from lapclip.suggest import command
 from lapclip.text import duration, size
 
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)]
-COLOURS = {"alarm": "red", "warning": "yellow", "note": "cyan"}
-REFUSED = ("unreadable", "truncated", "skipped_rows")
-"""Findings that keep training from starting where they are alarms."""
-UNRELATED = ("captions_moved", "captions_unrelated")
-"""Findings after which training would learn nothing."""
+COLORS = {"alarm": "red", "warning": "yellow", "note": "cyan"}
+REFUSED = ("unreadable", "truncated", "skipped_rows")  # as alarms they keep training from starting
+UNRELATED = ("captions_moved", "captions_unrelated")  # training would learn nothing
+MAX_EXAMPLE_LENGTH = 100  # characters
 
 data = App(
     sort_key=7,
@@ -77,87 +76,79 @@ def check(
 def summary(
     found: dict[str, Any], recipe: str | None = None, settings: Sequence[str] = ()
 ) -> list[str]:
-    """What was found, for people, and how to train on it with what they gave."""
-    lines = [
-        f"[bold]{escape(found['source'])}[/bold]  {found['images']:,} images, {found['captions']:,} captions"
-    ]
-    if found["usable"]["images"] < found["images"]:
-        lines[0] += f", of which {found['usable']['images']:,} images can be used"
+    """Describe what was found, and how to train on it with the same recipe and settings."""
+    title = f"[bold]{escape(found['source'])}[/bold]"
+    counts = f"{found['images']:,} images, {found['captions']:,} captions"
+    usable = found["usable"]["images"]
+    if usable < found["images"]:
+        counts += f", of which {usable:,} images can be used"
+    lines = [f"{title}  {counts}"]
     lines += [f"  {name:<11}{escape(text)}" for name, text in rows(found)]
-    lines += [
-        "",
-        "[bold]findings[/bold]" if found["findings"] else "[green]nothing odd was found[/green]",
-    ]
+    lines.append("")
+    lines.append(
+        "[bold]findings[/bold]" if found["findings"] else "[green]nothing odd was found[/green]"
+    )
     for finding in found["findings"]:
-        colour = COLOURS[finding["severity"]]
-        lines.append(f"  [{colour}]{finding['count']:>7,}[/{colour}]  {escape(finding['title'])}")
-        lines.append(f"{'':11}[dim]{escape(finding['advice'])}[/dim]")
-        lines += [
-            f"{'':11}[dim]{escape(_short(example))}[/dim]" for example in finding["examples"][:3]
-        ]
+        color = COLORS[finding["severity"]]
+        lines.append(f"  [{color}]{finding['count']:>7,}[/{color}]  {escape(finding['title'])}")
+        for text in (finding["advice"], *map(_short, finding["examples"][:3])):
+            lines.append(f"{'':11}[dim]{escape(text)}[/dim]")
     if found["page"]:
         lines += ["", f"page: {escape(found['page'])}"]
     lines += ["", escape(found["outlook"]), f"[dim]checked in {found['seconds']:.1f} s[/dim]"]
-    refused = any(
-        finding["severity"] == "alarm"
-        for finding in found["findings"]
-        if finding["kind"] in REFUSED
-    )
-    anyway = ", or mend or remove what is broken first" if refused else ""
-    if refused:
-        settings = [*settings, f"data.broken_share={found['broken_share_needed']:g}"]
-    words = [
-        *[found["source"]] * (found["source"] != DataConfig().source),
-        *["--recipe", recipe or ""] * bool(recipe),
-    ]
-    train = command("train", *words, *_set_words(settings))
+    lines.append(f"Next: {escape(next_step(found, recipe, settings))}")
+    return lines
+
+
+def next_step(found: dict[str, Any], recipe: str | None, settings: Sequence[str]) -> str:
+    """Return the command that trains on the data, or what to do first."""
     if any(finding["kind"] in UNRELATED for finding in found["findings"]):
-        return [*lines, "Next: mend the table, then check it again"]
-    return [*lines, f"Next: {escape(typed(train))}{anyway}"]
-
-
-def _set_words(settings: Sequence[str]) -> list[str]:
-    return [word for setting in settings for word in ("--set", setting)]
+        return "mend the table, then check it again"
+    words = ["train"]
+    if found["source"] != DataConfig().source:
+        words.append(found["source"])
+    if recipe:
+        words += ["--recipe", recipe]
+    alarms = {finding["kind"] for finding in found["findings"] if finding["severity"] == "alarm"}
+    is_refused = not alarms.isdisjoint(REFUSED)
+    if is_refused:
+        settings = [*settings, f"data.broken_share={found['broken_share_needed']:g}"]
+    for setting in settings:
+        words += ["--set", setting]
+    train = typed(command(*words))
+    return f"{train}, or mend or remove what is broken first" if is_refused else train
 
 
 def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """The facts, one a line."""
-    ordered = sorted(found["splits"], key="train val test".find)
-    counts = {split: found["splits"][split]["images"] for split in ordered}
-    how_drawn = f"; drawn by {found['split_rule']}" if found["split_rule"] else ""
+    """Return the facts, one a line, each with its name."""
     needs, tokens, sizes = found["needs"], found["caption_symbols"], found["picture_pixels"]
+    counts = {
+        split: found["splits"][split]["images"]
+        for split in sorted(found["splits"], key="train val test".find)
+    }
+    splits = ", ".join(f"{split} {images:,}" for split, images in counts.items())
+    if found["split_rule"]:
+        splits += f"; drawn by {found['split_rule']}"
+    images = f"{size(needs['source_bytes'])}, {size(needs['store_bytes'])} packed at {needs['image_size']} pixels"
+    if sizes:
+        sides = f"short sides from {sizes['shortest']} to {sizes['longest_short_side']} pixels"
+        images = f"{sides}; {images}"
     cut = f"{tokens['cut']:,} would be cut" if tokens["cut"] else "none is cut"
-    lengths = f"{tokens['median']:.0f} tokens in the middle, {tokens['longest']} at most; room for {tokens['limit']}"
-    store = f"{size(needs['store_bytes'])} packed at {needs['image_size']} pixels"
-    short = (
-        f"short sides from {sizes['shortest']} to {sizes['longest_short_side']} pixels; "
-        if sizes
-        else ""
-    )
-    features = needs["features_seconds"]
-    once = (
-        f", once its towers have read all images, in about {duration(features)}" if features else ""
-    )
-    listed = [
-        ("form", found["how"]),
-        (
-            "splits",
-            ", ".join(f"{split} {images:,}" for split, images in counts.items()) + how_drawn,
-        ),
-        *(("held out", note) for note in note_on_held_out(counts)),
-        ("images", f"{short}{size(needs['source_bytes'])}, {store}"),
-        ("captions", f"{lengths}, {cut}"),
+    lengths = f"{tokens['median']:.0f} tokens in the middle, {tokens['longest']} at most"
+    scripts = ", ".join(f"{script} {count:,}" for script, count in found["scripts"].items())
+    epoch = f"about {duration(needs['epoch_seconds'])} with recipe {found['recipe']}"
+    if needs["features_seconds"]:
+        features = duration(needs["features_seconds"])
+        epoch += f", once its towers have read all images, in about {features}"
+
+    listed = [("form", found["how"]), ("splits", splits)]
+    listed += [("held out", note) for note in note_on_held_out(counts)]
+    listed += [
+        ("images", images),
+        ("captions", f"{lengths}; room for {tokens['limit']}, {cut}"),
         ("tokenizer", found["tokenizer"]["reason"]),
-        (
-            "scripts",
-            ", ".join(f"{script} {count:,}" for script, count in found["scripts"].items())
-            or "none known",
-        ),
-        (
-            "an epoch",
-            f"about {duration(needs['epoch_seconds'])} with recipe {found['recipe']}{once}: "
-            f"{needs['epoch_seconds_from']}",
-        ),
+        ("scripts", scripts or "none known"),
+        ("an epoch", f"{epoch}: {needs['epoch_seconds_from']}"),
     ]
     for split, best in found["ceilings"].items():
         if min(best["t2i_r1"], best["i2t_r1"]) < 1:
@@ -168,6 +159,10 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     return listed
 
 
-def _short(text: str, most: int = 100) -> str:
-    shown = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
+def _short(text: str) -> str:
+    """Return a text on one line, cut to what a terminal shows."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    line = " ".join(printable.split())
+    if len(line) <= MAX_EXAMPLE_LENGTH:
+        return line
+    return f"{line[: MAX_EXAMPLE_LENGTH - 3]}..."

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,7 @@ from lapclip.data.packed_store import store_bytes
 from lapclip.data.sources import find_source
 from lapclip.data.splits import TRAIN, are_drawn
 from lapclip.data.table import Row, Table
-from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
+from lapclip.data.tokenizers import choose_tokenizer
 from lapclip.errors import DataError
 from lapclip.machine.other_programs import describe_busy_cores
 from lapclip.model.shapes import SHAPES
@@ -52,12 +52,19 @@ from lapclip.user_files import check_replaceable
 if TYPE_CHECKING:
     from lapclip.training.initial_weights import InitialWeights
 
-MANY = 1_000_000  # training images from which on training from scratch is no longer advised against
+ENOUGH_IMAGES = 1_000_000  # from which on training from scratch is no longer advised against
+TIMED_PAIRS = 16  # that are timed if no step of the model was timed before
+MIN_LATIN_SHARE = (
+    0.8  # of the captions, for the text tower that looks whether they belong to their images
+)
 
 
 def settings_for(source: str, recipe: str | None, settings: Sequence[str]) -> tuple[Config, str]:
-    """The settings that training on the data with a recipe, or from nothing, would begin with, and the recipe that they
-    come from. Pretrained towers that may have to be fetched are not opened here: as from nothing."""
+    """Return the settings that training on the data would begin with, and the recipe that they come from.
+
+    Without a recipe it is the one for training from scratch. Pretrained towers that may have to be fetched are not
+    opened here: then the settings are those for training from scratch, too.
+    """
     recipe = recipe or recipe_from_nothing(source)
     config = build_config(_layers(source, recipe, settings), SHAPES)
     if has_towers(config) and not (comes_with_heads(config) and towers_installed()):
@@ -67,29 +74,25 @@ def settings_for(source: str, recipe: str | None, settings: Sequence[str]) -> tu
 
 
 def _layers(source: str, recipe: str, settings: Sequence[str]) -> list[Layer]:
-    return [
-        read_recipe(recipe),
-        Layer("DATA", {"data": {"source": source}}),
-        parse_settings(list(settings)),
-    ]
+    data = Layer("DATA", {"data": {"source": source}})
+    return [read_recipe(recipe), data, parse_settings(list(settings))]
 
 
 def has_towers(config: Config) -> bool:
-    """Whether the model is built on pretrained towers."""
+    """Return whether the model is built on pretrained towers."""
     return bool(config.model.image_from or config.model.text_from)
 
 
 def comes_with_heads(config: Config) -> bool:
-    """Whether its pretrained towers are those that the recipe `heads` comes with."""
+    """Return whether its pretrained towers are those of the recipe `heads`."""
     towers = SHAPES["towers"]
-    return config.model.image_from in ("", towers.image_from) and config.model.text_from in (
-        "",
-        towers.text_from,
-    )
+    own_image = config.model.image_from in ("", towers.image_from)
+    own_text = config.model.text_from in ("", towers.text_from)
+    return own_image and own_text
 
 
 def open_towers(config: Config, layers: Sequence[Layer]) -> tuple[Config, InitialWeights | None]:
-    """The pretrained towers that the model is built on, if it is, and the settings with their shape."""
+    """Open the pretrained towers of the model, if it has any. Returns the settings with their shape, too."""
     if not has_towers(config):
         return config, None
     from lapclip.training.initial_weights import find_initial_weights  # brings torch
@@ -100,7 +103,7 @@ def open_towers(config: Config, layers: Sequence[Layer]) -> tuple[Config, Initia
 def list_images(
     config: Config, progress: Progress | None = None, table: Table | None = None
 ) -> Listing:
-    """The images and captions of the data, with their splits."""
+    """List the images and captions of the data, with their splits."""
     drawing = progress and (lambda done, total, what="", /: progress(done, total))
     return list_data(config.data, config.model.image_size, drawing, table)
 
@@ -118,10 +121,10 @@ def check_data(
     began = time.perf_counter()
     if page is not None:
         check_replaceable([page], OTHER_FILE)
-    taken, _, table = settle_recipe(
+    train_recipe, _, table = settle_recipe(
         recipe_for(source, recipe), [f"data.source={json.dumps(source)}", *settings]
     )
-    config, recipe = settings_for(source, taken, settings)
+    config, recipe = settings_for(source, train_recipe, settings)
     listing = list_images(config, progress, table)
     rows = listing.table.rows
     if not rows:
@@ -129,43 +132,41 @@ def check_data(
             f"No images with captions were found in {source}.", hint="lapclip train --help"
         )
     facts = inspect_images([row.image for row in rows], progress)
-    splits = _assigned(listing, facts)
-    training = [
-        caption
-        for row, split in zip(rows, splits, strict=True)
-        if split == TRAIN
-        for caption in row.captions
-    ]
-    captions = [caption for row in rows for caption in row.captions]
+    splits = _assign_splits(listing, facts)
+    captions, training_captions = [], []
+    for row, split in zip(rows, splits, strict=True):
+        captions += row.captions
+        if split == TRAIN:
+            training_captions += row.captions
+
     status("cutting captions into tokens")
     config, towers = open_towers(config, _layers(source, recipe, settings))
     if towers and towers.tokenizer:
-        tokenizer, why = towers.tokenizer, "the one of the pretrained text tower"
+        tokenizer, why_tokenizer = towers.tokenizer, "the one of the pretrained text tower"
     else:
-        tokenizer, why = choose_tokenizer(
-            config.data, training or captions, listing.alphabet, config.model.context
+        tokenizer, why_tokenizer = choose_tokenizer(
+            config.data, training_captions or captions, listing.alphabet, config.model.context
         )
     config = replace_in(config, "model", vocabulary=tokenizer.vocabulary)
     lengths = sorted(tokenizer.length(caption) for caption in captions)
-    usable = [at for at, each in enumerate(facts) if not each.fault]
+    data = CheckedData(listing.table, splits, facts, tokenizer, config)
+
     status("looking whether captions belong to their images")
-    belong = _belonging(listing, usable, captions, status, data_progress)
+    belonging = _check_belonging(listing, data.usable, captions, status, data_progress)
     status("looking for copies and other faults")
-    checked = CheckedData(listing.table, splits, facts, tokenizer, config)
-    findings = find_all(checked, belong)
+    findings = find_all(data, belonging)
     if page is not None:
         status("writing the page")
-        write_page(page, find_source(source).title_of(config.data), checked, findings)
-    learning = sum(
-        split == TRAIN and not each.fault for split, each in zip(splits, facts, strict=True)
-    )
-    typical = (
-        min(config.model.context, -(-lengths[len(lengths) * 95 // 100] // 8) * 8) if lengths else 8
-    )
-    seconds, origin, once = 0.0, "there is nothing to train on", 0.0
-    if learning:
+        write_page(page, find_source(source).title_of(config.data), data, findings)
+
+    training = sum(splits[row] == TRAIN for row in data.usable)
+    estimate = EpochEstimate(0.0, "there is nothing to train on")
+    if training:
         status("timing a training step")
-        seconds, origin, once = epoch_seconds(config, learning, typical, towers, len(training))
+        tokens = _typical_length(lengths, config.model.context)
+        estimate = epoch_seconds(config, training, tokens, towers, len(training_captions))
+    held_out = len(data.usable) - training
+    usable_rows = [rows[row] for row in data.usable]
     return {
         "source": source,
         "kind": listing.table.kind,
@@ -183,67 +184,70 @@ def check_data(
         "images": len(rows),
         "captions": len(captions) + listing.table.repeated,
         "classes": list(listing.table.classes),
-        "usable": {"images": len(usable), "captions": sum(len(rows[at].captions) for at in usable)},
-        "splits": _splits([rows[at] for at in usable], [splits[at] for at in usable]),
+        "usable": {
+            "images": len(data.usable),
+            "captions": sum(len(row.captions) for row in usable_rows),
+        },
+        "splits": _count_splits(usable_rows, [splits[row] for row in data.usable]),
         "split_rule": split_rule(config.data) if are_drawn(rows) else "",
-        "broken_share_needed": listing.table.share_needed(len(rows) - len(usable)),
+        "broken_share_needed": listing.table.share_needed(len(rows) - len(data.usable)),
         "findings": [finding.to_dict() for finding in findings],
-        "belonging": belong,
+        "belonging": belonging,
         "page": str(page or ""),
-        "ceilings": _ceilings(rows, splits, facts, tokenizer, config.model.context),
-        "caption_symbols": _lengths(lengths, config.model.context),
+        "ceilings": _ceilings(data),
+        "caption_symbols": _describe_lengths(lengths, config.model.context),
         "tokenizer": {
             "kind": tokenizer.to_dict()["kind"],
             "vocabulary": tokenizer.vocabulary,
-            "reason": why,
+            "reason": why_tokenizer,
         },
         "scripts": {script: len(members) for script, members in count_scripts(captions).items()},
-        "picture_pixels": _sizes(facts),
+        "picture_pixels": _describe_sizes(facts),
         "needs": {
             "source_bytes": sum(each.size for each in facts),
-            "store_bytes": store_bytes(learning, len(usable) - learning, config.model.image_size),
+            "store_bytes": store_bytes(training, held_out, config.model.image_size),
             "image_size": config.model.image_size,
-            "epoch_seconds": seconds,
-            "epoch_seconds_from": origin,
-            "features_seconds": once,
+            "epoch_seconds": estimate.seconds,
+            "epoch_seconds_from": estimate.origin,
+            "features_seconds": estimate.features_seconds,
         },
-        "outlook": find_source(source).outlook or outlook(learning, taken, source),
-        "train_recipe": taken,
+        "outlook": find_source(source).outlook or outlook(training, train_recipe, source),
+        "train_recipe": train_recipe,
         "seconds": time.perf_counter() - began,
     }
 
 
-def _belonging(
+def _check_belonging(
     listing: Listing,
     usable: Sequence[int],
     captions: Sequence[str],
     status: Status,
     data_progress: DataProgress | None,
 ) -> dict[str, Any] | None:
-    """Whether captions belong to their images; None where that cannot be told: no towers here, too few images, or
-    captions in scripts that the text tower does not know. Drawn images come with theirs, and classes are captions."""
+    """Measure whether captions belong to their images.
+
+    None if that cannot be measured: without the towers, with too few images, or in scripts that the text tower does not
+    know. It is not measured for drawn images and for names of classes, which always belong.
+    """
     latin = len(count_scripts(captions).get("Latin", ()))
-    if (
-        listing.drawn is not None
-        or listing.table.classes
-        or not towers_installed()
-        or latin < 0.8 * len(captions)
-    ):
+    always_belong = listing.drawn is not None or listing.table.classes
+    if always_belong or not towers_installed() or latin < MIN_LATIN_SHARE * len(captions):
         return None
     from lapclip.commands.probe import Callbacks, check_belonging  # brings torch
 
     return check_belonging(listing, usable, Callbacks(status, data_progress))
 
 
-def _assigned(listing: Listing, facts: Sequence[ImageFacts]) -> Sequence[str]:
-    """The split of each row, as training assigns it, from images that were read already."""
+def _assign_splits(listing: Listing, facts: Sequence[ImageFacts]) -> Sequence[str]:
+    """Return the split of each row, as training assigns it, from images that were read already."""
     if listing.drawn is not None or split_rule(listing.config) != BY_CONTENT:
         return listing.splits
-    usable = [at for at, each in enumerate(facts) if not each.fault]
-    keys = copy_keys([facts[at].content for at in usable], [facts[at].signature for at in usable])
-    return split_rows(
-        listing.config, listing.table.rows, Signatures(dict(zip(usable, keys, strict=True)))
+    usable = [row for row, each in enumerate(facts) if not each.fault]
+    keys = copy_keys(
+        [facts[row].content for row in usable], [facts[row].signature for row in usable]
     )
+    signatures = Signatures(dict(zip(usable, keys, strict=True)))
+    return split_rows(listing.config, listing.table.rows, signatures)
 
 
 def outlook(training: int, taken: str = PHOTOS_RECIPE, source: str = "DATA") -> str:
@@ -255,7 +259,7 @@ def outlook(training: int, taken: str = PHOTOS_RECIPE, source: str = "DATA") -> 
             f"{training:,} images. Of 1,000 photos, a caption found its own first in 7.8% of cases after training on "
             f"300 photos, 13.9% on 1,000 and 24.7% on 6,000, with five captions each (docs/finetune.md).{missing}"
         )
-    if training < MANY:
+    if training < ENOUGH_IMAGES:
         heads = command("train", source, "--recipe", HEADS)
         install = "" if towers_installed() else f"{EXTRA}, then "
         return (
@@ -269,48 +273,49 @@ def outlook(training: int, taken: str = PHOTOS_RECIPE, source: str = "DATA") -> 
     )
 
 
-def _splits(rows: Sequence[Row], splits: Sequence[str]) -> dict[str, dict[str, int]]:
-    captions: Counter[str] = Counter()
+def _count_splits(rows: Sequence[Row], splits: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Count the images and captions of each split."""
+    counts: dict[str, dict[str, int]] = {}
     for row, split in zip(rows, splits, strict=True):
-        captions[split] += len(row.captions)
-    return {
-        split: {"images": count, "captions": captions[split]}
-        for split, count in Counter(splits).items()
-    }
+        count = counts.setdefault(split, {"images": 0, "captions": 0})
+        count["images"] += 1
+        count["captions"] += len(row.captions)
+    return counts
 
 
-def _ceilings(
-    rows: Sequence[Row],
-    splits: Sequence[str],
-    facts: Sequence[ImageFacts],
-    tokenizer: Tokenizer,
-    context: int,
-) -> dict[str, dict[str, float]]:
-    """For each held-out split, the best that any model can score on it."""
+def _ceilings(data: CheckedData) -> dict[str, dict[str, float]]:
+    """Return the best scores that any model can reach on each held-out split."""
+    rows_by_split: dict[str, list[int]] = {}
+    for row in data.usable:
+        rows_by_split.setdefault(data.splits[row], []).append(row)
     found = {}
-    for split in dict.fromkeys(splits):
-        members = [at for at, own in enumerate(splits) if own == split and not facts[at].fault]
-        if split != TRAIN and members:
-            contents = [facts[at].content for at in members]
-            found[split] = ceilings(
-                contents, [rows[at].captions for at in members], tokenizer, context
-            )
+    for split, rows in rows_by_split.items():
+        if split != TRAIN:
+            contents = [data.facts[row].content for row in rows]
+            captions = [data.table.rows[row].captions for row in rows]
+            found[split] = ceilings(contents, captions, data.tokenizer, data.config.model.context)
     return found
 
 
-def _lengths(lengths: Sequence[int], context: int) -> dict[str, float]:
+def _typical_length(lengths: Sequence[int], context: int) -> int:
+    """Return the number of tokens to which most batches are cut: a multiple of 8 that fits 95 % of the captions."""
     if not lengths:
-        return {"median": 0, "longest": 0, "limit": context, "cut": 0}
-    cut = sum(length > context for length in lengths)
+        return 8
+    return min(context, math.ceil(lengths[len(lengths) * 95 // 100] / 8) * 8)
+
+
+def _describe_lengths(lengths: Sequence[int], context: int) -> dict[str, float]:
+    """Describe the lengths of captions in tokens, from sorted ones."""
     return {
-        "median": statistics.median(lengths),
-        "longest": lengths[-1],
+        "median": statistics.median(lengths) if lengths else 0,
+        "longest": lengths[-1] if lengths else 0,
         "limit": context,
-        "cut": cut,
+        "cut": sum(length > context for length in lengths),
     }
 
 
-def _sizes(facts: Sequence[ImageFacts]) -> dict[str, float]:
+def _describe_sizes(facts: Sequence[ImageFacts]) -> dict[str, float]:
+    """Describe the short sides of the images in pixels."""
     sides = sorted(min(each.width, each.height) for each in facts if not each.fault)
     if not sides:
         return {}
@@ -321,8 +326,14 @@ def _sizes(facts: Sequence[ImageFacts]) -> dict[str, float]:
     }
 
 
-PAIRS = 16
-"""How many are timed where nothing was timed before."""
+class EpochEstimate(NamedTuple):
+    """Estimated time of a pass over the training images."""
+
+    seconds: float
+    origin: str
+    """Where the estimate comes from."""
+    features_seconds: float = 0.0
+    """Seconds in which frozen towers read all images and captions, once before the first pass."""
 
 
 def epoch_seconds(
@@ -331,35 +342,31 @@ def epoch_seconds(
     caption_tokens: int,
     towers: InitialWeights | None = None,
     captions: int = 0,
-) -> tuple[float, str, float]:
-    """Seconds of a pass over the training images, where the number comes from, and the seconds in which frozen towers
-    read all images and captions, once before the first pass."""
+) -> EpochEstimate:
+    """Estimate the time of a pass over the training images."""
     tuned = None if towers else _tuned_step(config)
     if tuned is not None:
-        return (
-            images / config.train.batch_size * tuned,
-            "from steps that were timed here before",
-            0.0,
-        )
+        seconds = images / config.train.batch_size * tuned
+        return EpochEstimate(seconds, "from steps that were timed here before")
     busy = describe_busy_cores()
     timed = _timed_pair(config, caption_tokens, towers)
-    origin = f"from {PAIRS} pairs timed now on {timed.device} in float32; {busy or 'lapclip tune times whole steps'}"
-    return images * timed.step, origin, images * timed.image + captions * timed.caption
+    origin = f"from {TIMED_PAIRS} pairs timed now on {timed.device} in float32; "
+    origin += busy or "lapclip tune times whole steps"
+    features_seconds = images * timed.image + captions * timed.caption
+    return EpochEstimate(images * timed.step, origin, features_seconds)
 
 
 class TimedPair(NamedTuple):
-    """Seconds that a pair takes."""
+    """Seconds that a pair takes in training, and once in the frozen parts of the towers."""
 
     step: float
-    """In training."""
     device: str
     image: float = 0.0
-    """To go through the frozen part of its tower, which is done once."""
     caption: float = 0.0
 
 
 def _timed_pair(config: Config, caption_tokens: int, towers: InitialWeights | None) -> TimedPair:
-    """What a pair takes in training, and where: real steps of a few pairs, of each kind that the run would have."""
+    """Time real steps of a few pairs, of each kind that the run would have."""
     import numpy as np
     import torch
 
@@ -388,10 +395,12 @@ def _timed_pair(config: Config, caption_tokens: int, towers: InitialWeights | No
         freeze(model, train)
     step = make_step(model, train, device)
     side = config.model.image_size
-    tokens_BL = np.zeros((PAIRS, caption_tokens), dtype=np.int64)
+    tokens_BL = np.zeros((TIMED_PAIRS, caption_tokens), dtype=np.int64)
     tokens_BL[:, -1] = config.model.vocabulary - 1
-    pixels = np.zeros((PAIRS, side, side, 3), np.uint8)
-    batch = Batch(pixels, tokens_BL, np.eye(PAIRS, dtype=bool), np.zeros(PAIRS, dtype=bool))
+    pixels = np.zeros((TIMED_PAIRS, side, side, 3), np.uint8)
+    batch = Batch(
+        pixels, tokens_BL, np.eye(TIMED_PAIRS, dtype=bool), np.zeros(TIMED_PAIRS, dtype=bool)
+    )
     off = Stopwatch(device.synchronise, on=False)
 
     def shortest(run: Callable[[], object]) -> float:
@@ -413,7 +422,7 @@ def _timed_pair(config: Config, caption_tokens: int, towers: InitialWeights | No
             features = network.begin(given, at).cpu().numpy()
             once[tower] = (
                 shortest(lambda network=network, given=given, at=at: network.begin(given, at))
-                / PAIRS
+                / TIMED_PAIRS
             )
         batch = replace(batch, **{f"{tower}_features": features})
     share = (
@@ -423,11 +432,11 @@ def _timed_pair(config: Config, caption_tokens: int, towers: InitialWeights | No
     for number, weight in ((1, share), (2, 1 - share)):
         if weight:
             seconds += weight * shortest(lambda number=number: step(batch, number, 0.0, off)())
-    return TimedPair(seconds / PAIRS, device.kind, once["image"], once["text"])
+    return TimedPair(seconds / TIMED_PAIRS, device.kind, once["image"], once["text"])
 
 
 def _tuned_step(config: Config) -> float | None:
-    """A step's time, where `lapclip tune` or a run timed one of this model and batch."""
+    """Return the seconds of a step, if `lapclip tune` or a run timed one of this model and batch."""
     cache = CacheFile("tune.json")
     start = f"{config.model} batch {config.train.batch_size} captions of "
     try:
