@@ -71,7 +71,7 @@ def test_a_folder_of_images_is_trained_on_and_scored_from_the_command(
         for event in read_events(here / "runs/photos/events.jsonl")
         if event["type"] == "started"
     ]
-    assert any(note.startswith("val: Only") for note in started["notes"])
+    assert any(note.startswith("few held-out images (val ") for note in started["notes"])
     scored = lapclip("eval", "--json", "--device", "cpu")
     assert scored.returncode == 0, scored.stderr
     account = json.loads(scored.stdout)

@@ -498,18 +498,16 @@ def more_reasons(setup: RunSetup) -> dict[str, str]:
 
 
 def busy_notes(train: TrainConfig, device: Device, others: float | None) -> list[str]:
-    """That other programs have used so much of the cores while a run was set up that the CPU will train slowly."""
+    """Return a warning if other programs used so much of the cores during set-up that training will be slow."""
     if others is None or others <= BUSY_SHARE or not device.is_cpu:
         return []
     free, threads = count_free_cores(others), int(train.threads)
     if free >= threads:
         return []
-    fewer = (
-        f", or leave them what they use: --set train.threads={max(1, free)}" if threads > 1 else ""
-    )
-    return [
-        f"other programs use {others:.0%} of the cores, which can make steps several times as long: close them{fewer}"
-    ]
+    note = f"other programs use {others:.0%} of the cores: steps may take several times as long"
+    if threads > 1:
+        note += f"; --set train.threads={max(1, free)} leaves them theirs"
+    return [note]
 
 
 def check_kernels_early(train: TrainConfig, found: Device) -> None:

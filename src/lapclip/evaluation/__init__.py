@@ -63,6 +63,9 @@ def note_on_few(candidates: int) -> list[str]:
 
 
 def note_on_held_out(images: Mapping[str, int]) -> list[str]:
-    """The same before a run, which is scored on `val`, and at its end on `test` where there is one."""
-    few = {split: images[split] for split in ("val", "test") if 0 < images.get(split, FEW) < FEW}
-    return [f"{split}: {note_on_few(count)[0]}" for split, count in few.items()]
+    """Return a warning if a run has too few held-out images for its scores to mean much."""
+    few = []
+    for split in ("val", "test"):
+        if 0 < images.get(split, FEW) < FEW:
+            few.append(f"{split} {images[split]}")
+    return [f"few held-out images ({', '.join(few)}): scores on them say little"] if few else []
