@@ -29,12 +29,8 @@ if sys.platform == "darwin":
     import fcntl
 
 
-ABANDONED = 86_400
-"""Seconds after which something half-made counts as left behind, where nobody knows the process that made it."""
-_WHOSE = re.compile(
-    r"^\..+\.(?P<process>\d+)-\d+-(?P<host>[A-Za-z0-9]*)\.(?:partial|old)$"  # hidden: a user's own x.2023.old is not
-    r"|^scenes-[0-9a-z-]+\.\d+\.partial$"
-)
+ABANDONED_SECONDS = 86_400  # after which something half-made by an unknown process is left behind
+_PARTIAL_NAME = re.compile(r"^\..+\.(?P<process>\d+)-\d+-(?P<host>[A-Za-z0-9]*)\.(?:partial|old)$")
 
 
 def cache_folder() -> Path:
@@ -119,8 +115,7 @@ def has_second_name(path: str | os.PathLike[str]) -> bool:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that is its owner's alone, and those above it that are missing. One that earlier releases or others
-    made with wider rights is corrected."""
+    """Make a folder that is its owner's alone, and missing folders above it. Narrow wider rights."""
     for above in reversed([path for path in folder.parents if not path.exists()]):
         above.mkdir(0o700, exist_ok=True)
     folder.mkdir(0o700, exist_ok=True)
@@ -273,17 +268,17 @@ def hidden_path(path: Path) -> Path:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether the process that its name tells is gone. Of another computer, or without such a name, only age tells."""
+    """Return whether the process in a partial file's name is gone. For another computer, age decides."""
     import psutil  # not for a command that only prints its help
 
     try:
         changed = path.stat().st_mtime
     except OSError:
         return False
-    match = _WHOSE.search(path.name)
+    match = _PARTIAL_NAME.search(path.name)
     if not match:
         return False  # not ours
-    old = time.time() - changed > ABANDONED
+    old = time.time() - changed > ABANDONED_SECONDS
     if match["host"] != _host():
         return old
     try:

@@ -247,14 +247,14 @@ def test_given_data_stays_as_long_as_a_run_may_need_it(disk: Path, empty_cache: 
 def test_leftovers_are_told_from_work_by_their_process(tmp_path: Path) -> None:
     mine, dead = partial_path(tmp_path / "a"), left_by(tmp_path / "b", dead_process())
     far = dead.with_name(dead.name.replace(".partial", "x.partial"))  # of another computer
-    unknown, earlier = tmp_path / "notes.partial", tmp_path / "scenes-1.123.partial"
-    for path in (mine, dead, far, unknown, earlier):
+    unknown = tmp_path / "notes.partial"
+    for path in (mine, dead, far, unknown):
         path.mkdir()
     taken = partial_path(tmp_path / "c")
     taken.mkdir()  # long ago, by a process whose number this one was given
     os.utime(taken, (1, 1))
     assert leftovers(tmp_path) == sorted([dead, taken])
-    for path in (far, unknown, earlier):
+    for path in (far, unknown):
         os.utime(path, (1, 1))
     sweep(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([mine.name, unknown.name])

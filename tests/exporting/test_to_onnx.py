@@ -334,7 +334,7 @@ def test_a_folder_for_another_engine_or_with_damage_is_refused(tmp_path: Path) -
 
 
 def test_a_missing_package_is_named_with_its_extra() -> None:
-    with pytest.raises(WeightsError, match=r'needs no_such_package.*\n.*\[export\]'):
+    with pytest.raises(WeightsError, match=r"needs no_such_package.*\n.*\[export\]"):
         require_packages(("onnx", "no_such_package"), "export")
 
 

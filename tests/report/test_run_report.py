@@ -76,10 +76,10 @@ def test_pictures_of_a_run_are_shown_without_an_evaluation(run_with: Make, train
     shutil.copytree(trained / "pictures", folder / "pictures")
     page = page_of()
     images = [named for tag, named in page.elements if tag == "img"]
-    assert len(images) >= 6
+    assert len(images) >= 4
     assert all(str(image["src"]).startswith("data:image/png;base64,") for image in images)
     probed = [event for event in read_events(folder / "events.jsonl") if event["type"] == "looked"]
-    for answer in probed[-1]["answers"]:
+    for answer in probed[-1]["answers"][:4]:
         assert answer["caption"] in page.text
 
 

@@ -35,7 +35,7 @@ from lapclip.text import (
     size,
 )
 
-MAX_CAPTIONS, MAX_MATCHES = 6, 4
+MAX_CAPTIONS, MAX_MATCHES = 4, 4
 
 
 def run_report(view: RunView, more: list[Section], folder: Path) -> Report:
@@ -50,8 +50,8 @@ def run_report(view: RunView, more: list[Section], folder: Path) -> Report:
     sections = [
         *_happened(view),
         *_metrics(summary),
-        *_pictures(summary, folder),
         *learning_sections(view),
+        *_pictures(summary, folder),
         *machine_sections(view),
         *_choices(summary),
         *_machine(summary),

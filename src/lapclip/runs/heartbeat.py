@@ -143,6 +143,7 @@ class Pulse:
         self._thread = threading.Thread(target=self._beat, name="lapclip-pulse", daemon=True)
 
     def __enter__(self) -> Pulse:
+        self._write()  # so that others know from here on
         self._thread.start()
         return self
 
@@ -154,12 +155,13 @@ class Pulse:
                 path.unlink(missing_ok=True)
 
     def _beat(self) -> None:
+        while not self._over.wait(EVERY):
+            self._write()
+
+    def _write(self) -> None:
         beat = beat_of(os.getpid(), self._about)
-        while True:
-            for path in self._paths:
-                write_beat(path, Beat(beat.process, beat.began, beat.host, time.time(), beat.about))
-            if self._over.wait(EVERY):
-                return
+        for path in self._paths:
+            write_beat(path, beat)
 
 
 def at_work_path(kind: str = AT_WORK, about: str = "") -> Path:
