@@ -21,6 +21,7 @@ from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.evaluation import note_on_few
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import read_events
+from lapclip.runs.folder import Run
 from lapclip.training.loop import Training
 
 from ..conftest import counted_reads, lapclip, set_flags
@@ -116,6 +117,18 @@ def test_a_run_is_scored_on_the_pairs_that_its_split_rule_held_out(here: Path) -
     assert (
         evaluate(EvaluationRequest("run", device="cpu"))["trained_on"] > 0
     )  # else the test shows nothing
+
+
+def test_data_that_was_moved_is_named_again(here: Path) -> None:
+    photos(here / "photos")
+    train_on_photos(callbacks=stop_after(5))
+    (here / "photos").rename(here / "elsewhere")
+    with pytest.raises(RunError, match=r"lapclip resume run --data FOLDER"):
+        resume("run")
+    assert resume("run", data="elsewhere").state == "finished"
+    run = Run(Path("runs/run"))
+    assert run.read_settings()["data"]["source"] == str(here / "elsewhere")
+    assert 'source = "./elsewhere"' in run.settings.read_text(encoding="utf-8")
 
 
 def test_a_batch_made_for_more_images_becomes_as_large_as_the_data(here: Path) -> None:
