@@ -9,8 +9,7 @@ from cyclopts import Parameter
 
 from lapclip.cli.display import display, loading
 from lapclip.cli.model import have_model
-from lapclip.cli.output import Common, emit
-from lapclip.errors import ConfigError
+from lapclip.cli.output import Common
 from lapclip.text import to_json
 
 EngineName = Literal[
@@ -36,7 +35,6 @@ def serve(
     immich: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     immich_upstream: Annotated[str | None, Parameter(show_default=False)] = None,
     follow: Annotated[bool, Parameter(negative="", show_default=False)] = False,
-    reload: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     yes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     common: Common | None = None,
 ) -> int:
@@ -54,7 +52,6 @@ def serve(
     - `lapclip serve vit-b-32-laion2b`
     - `lapclip serve heads --search photos/ --api-key-file key.txt`
     - `lapclip serve --host 0.0.0.0 --api-key-file key.txt --allow-host clip.example.org`
-    - `lapclip serve --reload`
 
     Parameters
     ----------
@@ -98,31 +95,12 @@ def serve(
     follow
         Take a newer model as soon as the run has one: opened and checked beside the old one, and no request fails.
         Example: lapclip serve first-run --follow
-    reload
-        Ask the server that runs on this computer to take the newer model of its run, as SIGHUP does, and end. Example:
-        lapclip serve --reload first-run
     yes
         Fetch a published model without asking. Example: lapclip serve vit-b-32-laion2b --yes
     """
     with loading():
         from lapclip.commands import serve as command
 
-    if reload:
-        given = {
-            "--port": port,
-            "--api-key-file": api_key_file,
-            "--name": name,
-            "--engine": engine,
-            "--follow": follow,
-        }
-        if strange := [option for option, value in given.items() if value]:
-            raise ConfigError(
-                f"--reload asks a server that is running, which {strange[0]} does not change.",
-                hint="lapclip serve --reload",
-            )
-        said = command.reload(model)
-        emit(said, [f"{said['url']}: {said['reason']}"], common)
-        return 0
     have_model(model, yes=yes)
     options = command.ServeOptions(
         model=model,

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from lapclip.errors import ConfigError, RunError
+from lapclip.errors import ConfigError
 from lapclip.paths import LARGEST_SETTINGS, read_bytes
 from lapclip.progress import Progress, Status
 from lapclip.runs.events import mapping
@@ -186,7 +186,6 @@ def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = Non
     from lapclip.serving.app import make_app
     from lapclip.serving.dialects import immich
     from lapclip.serving.gate import OPEN, Gate
-    from lapclip.serving.running import this_server
     from lapclip.serving.swap import Swapper
     from lapclip.web.server import Announcement, serve_until_interrupted
 
@@ -231,8 +230,6 @@ def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = Non
         )
         if as_json:
             as_json({"url": url, "page": link, **opened.facts})
-        swapper.server = this_server(url, opened.name, which.reference, service.model.fingerprint)
-        swapper.server.write()
 
     def at_end() -> None:
         if not service.draining:
@@ -275,32 +272,8 @@ def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = Non
         if search is not None:
             search.close()
         service.close()
-        if swapper.server is not None:
-            swapper.server.remove()
     if not all_answered:
         raise KeyboardInterrupt("Ended before all requests were answered.")
-
-
-def reload(model: str | None) -> dict[str, Any]:
-    """Ask a running server to take the newer model of its run; what it says. RunError where it refuses."""
-    from lapclip.serving.running import ask_to_reload, find_server
-
-    reference = None
-    with suppress(RunError):  # it may be known by the name that it serves under alone
-        reference = which_model(model).reference if model else None
-    said = ask_to_reload(find_server(model, reference))
-    if said.outcome == "refused":
-        raise RunError(
-            f"{said.name} at {said.url}: {said.reason}",
-            hint="the log of the server; it serves the old one",
-        )
-    return {
-        "url": said.url,
-        "model": said.name,
-        "fingerprint": said.fingerprint,
-        "taken": said.outcome == "taken",
-        "reason": said.reason,
-    }
 
 
 def _recall(which: WhichModel) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """A newer model in place of the one that is served: opened and checked beside it, and swapped between two requests.
 
-A thread looks for a reason: a file of the model that has changed (`--follow`), SIGHUP, or `lapclip serve --reload`.
+A thread looks for a reason: a file of the model that has changed (`--follow`), or SIGHUP.
 What fails its check is not taken; the old model goes on.
 """
 
@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from lapclip.errors import LapclipError, first_line
-from lapclip.serving import running
 from lapclip.serving.choose_engine import (
     EngineRequest,
     check_finite,
@@ -86,8 +85,6 @@ class Swapper:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._watch, name="lapclip-follow", daemon=True)
-        self.server: running.RunningServer | None = None
-        """This server, as others find it."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on; `loop` is where requests are answered."""
@@ -184,24 +181,13 @@ class Swapper:
 
     def _look(self) -> None:
         """Take a newer model, if there is a reason to."""
-        asked = self._was_asked()
+        asked = self._hangup.is_set()
+        self._hangup.clear()
         if not asked and not (self._follow and self._has_changed()):
             return
         outcome = self.take_newer()
-        if self.server is not None:
-            self.server = running.answer(
-                self.server, self._service.model, outcome.state, outcome.reason
-            )
         if asked or outcome.state != "same":
             self._log(outcome.reason)
-
-    def _was_asked(self) -> bool:
-        asked = self._hangup.is_set() or (self.server is not None and self.server.asked.exists())
-        self._hangup.clear()
-        if asked and self.server is not None:
-            with suppress(OSError):
-                self.server.asked.unlink(missing_ok=True)
-        return asked
 
     def _has_changed(self) -> bool:
         """Whether files of the model are others than those that were tried last, and have come to rest; or are to be
