@@ -38,7 +38,7 @@ style: $(VENV)/ready-to-test
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-docs: $(VENV)/ready ## write the generated pages and plots of docs/
+docs: $(VENV)/ready ## write the generated pages of docs/
 	@$(BIN)/python docs/generate.py
 
 site: $(VENV)/ready-for-site ## build the web site into site/; a dead link is an error

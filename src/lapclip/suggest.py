@@ -60,8 +60,10 @@ def command(*words: object) -> str:
     """Return the command `lapclip WORDS`. A `Path` that looks like an option becomes `./-name`."""
     texts = ["lapclip"]
     for word in words:
-        is_option_like = isinstance(word, Path) and str(word).startswith("-")
-        texts.append(os.path.join(os.curdir, word) if is_option_like else str(word))
+        text = str(word)
+        if isinstance(word, Path) and text.startswith("-"):
+            text = os.path.join(os.curdir, text)
+        texts.append(text)
     return " ".join(map(quoted, texts))
 
 

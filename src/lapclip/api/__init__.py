@@ -312,7 +312,7 @@ def evaluate(
             where,
             others,
             earlier,
-            [*map(os.fspath, checks)],
+            [os.fspath(check) for check in checks],
             blend,
         )
         counting = shown.counting("embedding images and captions") if shown else None
