@@ -274,7 +274,7 @@ def test_without_the_extra_heic_names_what_it_needs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(decoding, "available_formats", lambda: ("JPEG", "PNG"))
     with pytest.raises(DataError, match=r"pillow-heif") as caught:
         decode(b"\0\0\0\x18ftypheic" + bytes(40))
-    assert '[heic]"' in caught.value.hint
+    assert "[heic]" in caught.value.hint
 
 
 FORMS = {

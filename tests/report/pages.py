@@ -56,14 +56,17 @@ class Page(HTMLParser):
             self.charts = json.loads(data, parse_constant=refuse)
         elif self._inside not in ("script", "style"):
             self.words.append(data)
-            if self._inside == "h3" and self._is_plot_title:
-                self._titles.append(data)
+            if self._inside == "h3":
+                self.headings.append(data)
+                if self._is_plot_title:
+                    self._titles.append(data)
 
     _titles: list[str]
 
     def reset(self) -> None:
         super().reset()
         self._titles = []
+        self.headings: list[str] = []  # of plots and of galleries
 
     def handle_endtag(self, tag: str) -> None:
         self._inside = ""

@@ -72,7 +72,7 @@ def test_the_page_shows_every_plot_and_images_with_their_frames(tmp_path: Path) 
         ]
     )
     assert page.titles()[:4] == PLOTS
-    assert {"Most confused", "Answers to some captions"} <= {*page.titles()}
+    assert {"Most confused", "Answers to some captions"} <= {*page.headings}
     shown = sum(
         len(example["top"]) + (example["rank"] > 5) for example in found["examples"]
     ) + 2 * len(found["confused"])

@@ -214,7 +214,7 @@ def test_heic_photos(trained: Path, photos: Path, monkeypatch: pytest.MonkeyPatc
     library = index_now(photos, Watched(trained))
     ((path, reason),) = library.update.unreadable
     assert path == "phone.HEIC"
-    assert '[heic]"' in reason
+    assert "[heic]" in reason
     monkeypatch.undo()
     monkeypatch.setenv("LAPCLIP_DATA", str(photos.parent / "data-directory"))
     library = index_now(
