@@ -167,7 +167,7 @@ def test_an_embedded_profile_is_converted_to_srgb() -> None:
     assert not same.marks
 
 
-def test_colours_that_were_defer_profile_are_the_same_in_the_end() -> None:
+def test_colors_of_a_deferred_profile_are_the_same_in_the_end() -> None:
     data = saved(smooth(64, 48), "PNG", icc_profile=swapped_profile())
     now, later = decode(data), decode(data, defer_profile=True)
     assert later.marks == now.marks == {"profile"}
