@@ -129,6 +129,7 @@ def test_minutes_count_the_cheap_part_at_its_own_price(
 def test_a_start_beside_other_programs_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = set_up("first-run", [*SMALL, "train.threads=2"], None)
     monkeypatch.setattr(OtherPrograms, "__call__", lambda self: 0.6)
+    monkeypatch.setattr(run_setup, "count_free_cores", lambda share: 1)  # as on two cores
     busy = set_up("first-run", [*SMALL, "train.threads=2"], None)
     (note,) = set(busy.notes) - set(quiet.notes)
     assert "60%" in note

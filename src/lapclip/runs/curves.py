@@ -30,6 +30,12 @@ class Curve:
         return len(self.x)
 
 
+def median(values: Iterable[float | None]) -> float | None:
+    """Return the median of the known values. None without any."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
 def curve(
     events: Iterable[dict[str, Any]], read: Callable[[dict[str, Any]], Any], x: str = "step"
 ) -> Curve:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lapclip.runs.curves import Curve, curve, windows
+from lapclip.runs.curves import Curve, curve, median, windows
 from lapclip.runs.events import mapping
 from lapclip.text import milliseconds, number, one_line
 
@@ -311,14 +311,14 @@ class Summary:
         dealt = sum(found for found in shards if found is not None)
         ranks, names = [], _rank_names(hosts)
         for rank, own in enumerate(shards[:MOST_RANKS]):
-            waited = _median(_of_rank(event, "waited", rank) for event in recent)
+            waited = median(_of_rank(event, "waited", rank) for event in recent)
             ranks.append(
                 Rank(
                     name=names[rank],
                     share=own / dealt if own is not None and dealt else None,
                     waited=None if waited is None else min(1.0, waited),
                     bytes_per_second=number(
-                        _median(_of_rank(event, "bytes_per_second", rank) for event in recent)
+                        median(_of_rank(event, "bytes_per_second", rank) for event in recent)
                     ),
                     writer=number(latest.get("writer")) == rank,
                 )
@@ -330,7 +330,7 @@ class Summary:
             ranks=ranks,
             predicted_step_seconds=_positive(worth.get("predicted_step_seconds")),
             alone_step_seconds=_positive(worth.get("alone_step_seconds")),
-            step_seconds=_positive(_median(event["gap"] for event in latest_steps)),
+            step_seconds=_positive(median(event["gap"] for event in latest_steps)),
             prediction=one_line(self.together.get("text") or "")[:LONGEST_TEXT],
         )
 
@@ -355,7 +355,7 @@ class Summary:
         size = max(1, -(-len(steps) // most))
         stretches = [steps[first : first + size] for first in range(0, len(steps), size)]
         rows = [
-            [_median(number(_norms(event).get(part)) for event in stretch) for stretch in stretches]
+            [median(number(_norms(event).get(part)) for event in stretch) for stretch in stretches]
             for part in self.parts()
         ]
         return [stretch[-1]["step"] for stretch in stretches], rows
@@ -554,11 +554,6 @@ def _rank_names(hosts: list[Any]) -> list[str]:
 def _positive(value: Any) -> float | None:
     found = number(value)
     return found if found and found > 0 else None
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return statistics.median(found) if found else None
 
 
 def _depth(part: str) -> tuple[str, int, str]:

@@ -7,11 +7,11 @@ images have classes. The trend compares this evaluation with the ones after it.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from lapclip.runs.curves import median
 from lapclip.runs.summary import Summary, batch_accuracy
 from lapclip.text import number
 
@@ -112,7 +112,7 @@ def validation(summary: Summary) -> Validation | None:
         if event["step"] > kept["step"]:
             later_scores.append(score)
             recalls.append(number(event["evaluation"].get("t2i_r1")))
-    accuracy = _median(batch_accuracy(event) for event in summary.steps[-LOSS_WINDOW_STEPS:])
+    accuracy = median(batch_accuracy(event) for event in summary.steps[-LOSS_WINDOW_STEPS:])
     loss_then, loss_now = median_loss(summary, kept["step"]), median_loss(summary, summary.step)
     return Validation(kept, scores, later_scores, recalls, accuracy or 0.0, loss_then, loss_now)
 
@@ -134,9 +134,4 @@ def median_loss(summary: Summary, step: int) -> float | None:
     """Return the median training loss of the latest steps up to this one."""
     events = [event for event in summary.steps if event["step"] <= step]
     window = max(LOSS_WINDOW_STEPS, round(LOSS_WINDOW_SHARE * len(events)))
-    return _median(number(event.get("loss")) for event in events[-window:])
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    return median(number(event.get("loss")) for event in events[-window:])
