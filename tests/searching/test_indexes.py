@@ -101,20 +101,6 @@ def test_indexes_are_listed_with_their_sizes_and_removed_by_name(
     assert "no index" in lapclip("search", "photos", "--forget").stdout
 
 
-@pytest.mark.parametrize(("answer", "left"), [("", 2), ("2", 1), ("1, 2", 0), ("all", 0), ("7", 2)])
-def test_a_person_at_the_terminal_is_asked(
-    two: Path, monkeypatch: pytest.MonkeyPatch, answer: str, left: int
-) -> None:
-    index = indexes_of(two / "photos")[0].path
-    shutil.copytree(index, index.with_name("0" * 16))
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda prompt: answer)
-    done = lapclip("search", "photos", "--forget")
-    assert done.returncode == (2 if answer == "7" else 0)
-    assert len(indexes_of(two / "photos")) == left
-    assert str(Path("runs") / "one") in done.stdout
-
-
 def test_an_open_page_brings_back_nothing_of_an_index_that_is_forgotten(two: Path) -> None:
     library = open_library(two / "photos", "one")
     images = Images(library)

@@ -100,8 +100,7 @@ def search(
         Address the page is served at; without it, only this computer reaches it. The address that is printed holds a
         token: who has it can look. Example: lapclip search photos/ --web --host 0.0.0.0
     forget
-        List the indexes of the folder with their sizes, and remove those that you choose, or that of --model; images
-        are not touched. Example: lapclip search photos/ --forget --model heads
+        List the indexes of the folder with their sizes, or remove that of --model; images are not touched. Example: lapclip search photos/ --forget --model heads
     yes
         Fetch a published model without asking. Example: lapclip search photos/ --model vit-b-32-laion2b --yes
     """
@@ -208,16 +207,15 @@ def search(
 
 
 def _forget(folder: Path, model: str | None, common: Common | None) -> int:
-    """List the indexes of a folder; remove those of a model, or those that a person at the terminal chooses."""
+    """List the indexes of a folder, or remove those of a model."""
     from lapclip.searching.indexes import indexes_of, named, remove
     from lapclip.text import printable, size
 
-    known, asked = indexes_of(folder), not (common and common.json) and sys.stdin.isatty()
+    known = indexes_of(folder)
     before = [one.to_dict() for one in known]  # with their sizes, while they are there
     chosen = named(known, model) if model is not None else []
     if model is None and not (common and common.json):
         emit({}, _listed(folder, known), common)
-        chosen = _choose(known) if known and asked else []
     for one in chosen:
         remove(one)
     gone = {str(one.path) for one in chosen}
@@ -237,7 +235,7 @@ def _forget(folder: Path, model: str | None, common: Common | None) -> int:
 
 
 def _listed(folder: Path, known: list[KnownIndex]) -> list[str | Table]:
-    """The indexes of a folder with a number each, the one that was used last first."""
+    """Return a table of the indexes of a folder, the one that was used last first."""
     from datetime import datetime
 
     from rich.table import Table
@@ -246,28 +244,12 @@ def _listed(folder: Path, known: list[KnownIndex]) -> list[str | Table]:
 
     if not known:
         return [f"There is no index of {escape(printable(folder))}."]
-    table = Table("", "model", "images", "size", "last used", box=None, pad_edge=False)
-    for at, one in enumerate(known, 1):
+    table = Table("model", "images", "size", "last used", box=None, pad_edge=False)
+    for one in known:
         used = datetime.fromtimestamp(one.used).strftime("%Y-%m-%d %H:%M")
         name = one.name + (", which is gone" if one.maker_is_gone else "")
-        table.add_row(str(at), escape(printable(name)), count(one.images), size(one.bytes), used)
+        table.add_row(escape(printable(name)), count(one.images), size(one.bytes), used)
     return [table]
-
-
-def _choose(known: list[KnownIndex]) -> list[KnownIndex]:
-    """What a person wants removed."""
-    try:
-        answer = input("Remove which? Numbers, or all; Enter for none: ").replace(",", " ").split()
-    except EOFError:
-        return []
-    if answer == ["all"]:
-        return known
-    numbers = {str(at): one for at, one in enumerate(known, 1)}
-    if strange := [word for word in answer if word not in numbers]:
-        raise SearchError(
-            f"{strange[0]} is no number of the list. Nothing was removed.", hint="1, or 1 2, or all"
-        )
-    return [one for number, one in numbers.items() if number in answer]
 
 
 def _serve(

@@ -156,32 +156,16 @@ def recall_table(evaluation: dict[str, Any], scores: dict[str, Any]) -> Table:
         shared = [number(ceilings.get(f"{way}_r{rank}")) for rank in RANKS]
         if any(value is not None and value < 1 for value in shared):
             rows.append([f"{name}, most that shared captions allow", *map(percent, shared), "", ""])
+    empty = [""] * 4
     batch = mapping(scores.get("in_batch"))
     if batch:
-        rows.append(
-            [f"in batches of {batch.get('size')}", percent(batch.get("accuracy")), "", "", "", ""]
-        )
-        rows.append(
-            [
-                f"chance in batches of {batch.get('size')}",
-                percent(batch.get("chance")),
-                "",
-                "",
-                "",
-                "",
-            ]
-        )
+        name = f"in batches of {batch.get('size')}"
+        rows.append([name, percent(batch.get("accuracy")), *empty])
+        rows.append([f"{name}, 95 % interval", interval(batch.get("interval")), *empty])
+        rows.append([f"{name}, chance", percent(batch.get("chance")), *empty])
     if number(evaluation.get("linear_baseline")) is not None:
-        rows.append(
-            [
-                "text to image, linear baseline",
-                percent(evaluation["linear_baseline"]),
-                "",
-                "",
-                "",
-                "",
-            ]
-        )
+        baseline = percent(evaluation["linear_baseline"])
+        rows.append(["text to image, linear baseline", baseline, *empty])
     return Table(["", "R@1", "R@5", "R@10", "median rank", "mean reciprocal rank"], rows)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lapclip.evaluation import RANKS, WAYS
 from lapclip.report.document import (
     Block,
     Gallery,
@@ -15,7 +16,11 @@ from lapclip.report.document import (
     Sentences,
     Table,
 )
-from lapclip.report.evaluation_report import among_1000_headline, short_question_blocks
+from lapclip.report.evaluation_report import (
+    among_1000_headline,
+    recall_table,
+    short_question_blocks,
+)
 from lapclip.report.run_plots import learning_sections, machine_sections
 from lapclip.runs.events import mapping, mappings
 from lapclip.runs.messages import message, messages
@@ -128,34 +133,13 @@ def _metrics(summary: Summary) -> list[Section]:
     scores = summary.scores
     if number(scores.get("t2i_r1")) is None:
         return []
-    intervals = mapping(scores.get("intervals"))
-    rows: list[list[Any]] = []
-    for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
-        recalls = [percent(scores.get(f"{way}_r{rank}")) for rank in (1, 5, 10)]
-        rows.append([name, *recalls, interval(intervals.get(f"{way}_r1")) or "-"])
+    recall = recall_table({}, scores)
     closed = mapping(summary.started.get("closed_form"))
-    if (
-        number(closed.get("t2i_r1")) is not None and scores.get("split") == "val"
-    ):  # it was scored there
-        for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
-            recalls = [percent(closed.get(f"{way}_r{rank}")) for rank in (1, 5, 10)]
-            rows.append([f"{name}, linear heads fitted before training (val)", *recalls, ""])
-    chances = mapping(scores.get("chances"))
-    for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
-        if number(chances.get(f"{way}_r1")) is not None:
-            rows.append(
-                [
-                    f"{name}, chance",
-                    *(percent(chances.get(f"{way}_r{rank}")) for rank in (1, 5, 10)),
-                    "",
-                ]
-            )
-    batch = scores.get("in_batch")
-    if isinstance(batch, dict):
-        sure = _join(interval(batch.get("interval")), f"chance {percent(batch.get('chance'))}")
-        rows.append(
-            [f"in batches of {batch.get('size')}", percent(batch.get("accuracy")), "", "", sure]
-        )
+    if number(closed.get("t2i_r1")) is not None and scores.get("split") == "val":
+        for way, name in WAYS.items():
+            recalls = [percent(closed.get(f"{way}_r{rank}")) for rank in RANKS]
+            name = f"{name}, linear heads fitted before training (val)"
+            recall.rows.append([name, *recalls, "", ""])
     finished = summary.ending.get("type") == "finished"
     kept = "The best model so far"
     if summary.progress.best_step:
@@ -166,7 +150,6 @@ def _metrics(summary: Summary) -> list[Section]:
     elif finished:
         whose = f"{kept}, on pairs that had no part in choosing it"
     about = f"{whose}: {count(scores.get('candidates'))} candidates, split {scores.get('split') or 'unknown'}."
-    recall = Table(["", "R@1", "R@5", "R@10", "R@1 95 % interval"], rows)
     asked = short_question_blocks(mapping(summary.ending.get("short_questions")))
     return [Section("Held-out metrics", [Sentences([about]), recall, *asked])]
 
