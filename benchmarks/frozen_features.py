@@ -17,7 +17,7 @@ import torch
 
 from lapclip.commands import run_setup
 from lapclip.commands.run_setup import build, make_plan
-from lapclip.machine.timing import Stopwatch
+from lapclip.measure.phases import Stopwatch
 from lapclip.measure.timing import Timer
 
 ROUNDS = 5

@@ -22,7 +22,7 @@ import numpy as np
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.machine.choose_device import choose_device, default_threads, prepare_device
-from lapclip.machine.timing import Stopwatch
+from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.training.cuda_graph import make_step

@@ -12,8 +12,8 @@ its own with torch's defaults, as somebody who trains with it has. Before timing
 float32 to 1e-4. The peer has fused AdamW, the same threads and, in
 bfloat16, the faster of amp_bf16 and pure_bf16; on an accelerator the faster of eager and compiled. Our kernels are
 timed anew, as `lapclip train` does; on an accelerator our step is compiled too (`train.compile=compiled-graph`).
-`of_limit` is the arithmetic of our step (`lapclip.tuning.flops` says how it is counted) at the best rate its own
-products reach here, divided by the time it took.
+`of_limit` is the arithmetic of our step (`lapclip.tuning.model_size` says how it is counted) at the best rate that a
+product of its widths reaches here, divided by the time it took.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from lapclip.data.batches import Batch
 from lapclip.data.pixels import normalise
 from lapclip.machine.choose_device import choose_device, default_threads, prepare_device
 from lapclip.machine.device import DTYPES, Device
-from lapclip.machine.timing import Stopwatch
+from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.training.cuda_graph import AnyStep, make_step
-from lapclip.tuning.choose_kernels import choose_kernels
-from lapclip.tuning.flops import Product, multipliers, operations, step_products
+from lapclip.tuning.kernels import choose_kernels
+from lapclip.tuning.model_size import count_operations, measure_product_rate
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,6 @@ ACCELERATOR_ROWS = [
 
 LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 """The variable by which torch asks Linux for large pages; importing lapclip sets it."""
-LARGEST = 6
-"""Shapes to time: the smaller ones never run faster."""
 FEWEST_WARM_UP, WARM_UP_SECONDS = 3, 5.0
 """Steps before a profile, and the seconds that they take at least."""
 KERNEL_KINDS = {
@@ -139,31 +137,6 @@ def main() -> None:
     print(json.dumps({"rows": found}))
 
 
-def best_rate(products: list[Product], device: Device, dtype: torch.dtype) -> float:
-    """The highest rate, in operations a second, among the largest of the step's own shapes, forward and backward.
-
-    Products are repeated until they fill a few milliseconds, so that an accelerator is not timed by its launches.
-    """
-    best = 0.0
-    for product in sorted(set(products), key=lambda product: -product.operations)[:LARGEST]:
-        matrices, m, k, n, _ = product
-        for rows, inner, columns in ((m, k, n), (m, n, k), (k, m, n)):
-            left = torch.randn(matrices, rows, inner, device=device.torch, dtype=dtype).squeeze(0)
-            right = torch.randn(matrices, columns, inner, device=device.torch, dtype=dtype).squeeze(
-                0
-            )
-            repeats = 1 if device.is_cpu else max(1, round(4e12 / product.operations))
-            for multiply in multipliers(left, device):
-                for _ in range(7):
-                    device.synchronise()
-                    began = time.perf_counter()
-                    for _ in range(repeats):
-                        multiply(left, right)
-                    device.synchronise()
-                    best = max(best, repeats * product.operations / (time.perf_counter() - began))
-    return best
-
-
 def compare(
     row: Row, device: Device, rounds: int, ways: list[str] | None = None, *, apart: bool = False
 ) -> dict:
@@ -172,8 +145,8 @@ def compare(
 
     shape = SHAPES[row.model]
     batch = random_batch(row)
-    products = step_products(shape, row.batch, row.caption_tokens)
-    rates = [best_rate(products, device, DTYPES[row.dtype])]
+    rows = row.batch * row.caption_tokens
+    rates = [measure_product_rate(shape, rows, device, DTYPES[row.dtype])]
     ours = our_step(row, device)
     check_same_loss(row, batch, device)
     place = device.torch
@@ -195,8 +168,8 @@ def compare(
     ours_seconds = medians.pop("ours")
     peer_name, peer_seconds = min(medians.items(), key=lambda item: item[1])
     # Rates before and after: the limit is to hold for the machine at its best in this run.
-    rates.append(best_rate(products, device, DTYPES[row.dtype]))
-    limit = operations(products) / max(rates)
+    rates.append(measure_product_rate(shape, rows, device, DTYPES[row.dtype]))
+    limit = count_operations(shape, row.batch, row.caption_tokens) / max(rates)
     spreads = [
         (max(times[side]) - min(times[side])) / statistics.median(times[side])
         for side in ("ours", peer_name)

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import sys
 
-from lapclip.compare import random_batch
 from lapclip.config import TrainConfig
 from lapclip.machine.choose_device import choose_device, default_threads, prepare_device
 from lapclip.machine.ranks import join
-from lapclip.machine.timing import Stopwatch
+from lapclip.measure.phases import Stopwatch
 from lapclip.measure.timing import Timer
 from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
 from lapclip.model.shapes import SHAPES
 from lapclip.training.cuda_graph import make_step
 from lapclip.training.step import TrainStep
+from lapclip.tuning.compare import random_batch
 
 
 def main(kind: str, model: str, batch: str, dtype: str, compile: str = "none") -> None:

@@ -25,10 +25,11 @@ from lapclip.config import Config, DataConfig, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.machine import facts
 from lapclip.machine.choose_device import available, default_threads
+from lapclip.measure.timing import Timer
 from lapclip.model.shapes import SHAPES
-from lapclip.tuning.choose_kernels import forms_here
-from lapclip.tuning.measure import Setting, Workshop
-from lapclip.tuning.search import Search
+from lapclip.tuning.kernels import forms_here
+from lapclip.tuning.trial import Setting, TrialBench
+from lapclip.tuning.tune import Tuner
 
 ROWS = {"tiny": (128, 40), "mini": (128, 64), "seed": (12, 40), "vit-b-32": (32, 24)}
 """Batch and caption length of each model."""
@@ -84,14 +85,12 @@ def regret(model: str, seconds: float, rounds: int) -> dict:
 def tune(config: Config, batch: Batch, seconds: float):
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LAPCLIP_CACHE"] = folder
-        return Search(
-            config, batch, seconds, lambda what: print(f"  {what}", file=sys.stderr)
-        ).run()
+        return Tuner(config, batch, seconds, lambda what: print(f"  {what}", file=sys.stderr)).run()
 
 
 def sweep(config: Config, batch: Batch) -> dict[Setting, float]:
     """One step of everything, after one to warm up."""
-    workshop, threads = Workshop(config, batch), default_threads()
+    bench, threads = TrialBench(config, batch), default_threads()
     counts = {threads, facts.logical_cores(), max(1, threads // 2)}
     times: dict[Setting, float] = {}
     for device in available():
@@ -105,9 +104,9 @@ def sweep(config: Config, batch: Batch) -> dict[Setting, float]:
             for forms in itertools.product(*kernels.values()):
                 chosen = dict(zip(kernels, forms, strict=True))
                 setting = replace(plain, dtype=dtype, threads=count, **chosen)
-                contender = workshop.contender(setting)
-                contender.warm_up()
-                times[setting] = contender.take()
+                trial = bench.start(setting)
+                trial.warm_up()
+                times[setting] = trial.timer.time_once(trial.step_once)
                 print(f"  {text(setting)}: {times[setting] * 1e3:.1f} ms", file=sys.stderr)
     return times
 
@@ -115,20 +114,21 @@ def sweep(config: Config, batch: Batch) -> dict[Setting, float]:
 def race(
     config: Config, batch: Batch, settings: dict[Setting, None], rounds: int
 ) -> dict[Setting, float]:
-    """Median seconds, in turns. Each turn builds its contender anew, because many at once may not fit into memory."""
-    workshop = Workshop(config, batch)
+    """Median seconds, in turns. Each turn builds its trial anew, because many at once may not fit into memory."""
+    bench = TrialBench(config, batch)
     times: dict[Setting, list[float]] = {setting: [] for setting in settings}
     for _ in range(rounds):
         for setting in settings:
-            contender = workshop.contender(setting)
-            contender.warm_up()
-            times[setting].append(statistics.median(contender.take() for _ in range(3)))
+            trial = bench.start(setting)
+            trial.warm_up()
+            timer = Timer(trial.device.synchronise, rounds=3, warm_up_rounds=0)
+            times[setting].append(timer.time_one(trial.step_once).median)
     return {setting: statistics.median(seconds) for setting, seconds in times.items()}
 
 
 def text(setting: Setting) -> str:
     forms = f"{setting.image_attention}, {setting.text_attention}, {setting.linear}"
-    return f"{setting.text()}, {forms}"
+    return f"{setting}, {forms}"
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def take_steps(name: str, device_name: str, settings: dict[str, str]) -> None:
     from steps import ACCELERATOR_ROWS, CPU_ROWS, our_step, random_batch, sending, take_turn
 
     from lapclip.machine.choose_device import choose_device, default_threads, prepare_device
-    from lapclip.machine.timing import Stopwatch
+    from lapclip.measure.phases import Stopwatch
     from lapclip.training.cuda_graph import GraphedStep
 
     device, _ = choose_device(device_name)

@@ -17,7 +17,7 @@ from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import UNTRUSTED
-from lapclip.machine.timing import Stopwatch
+from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.training.cuda_graph import make_step

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lapclip import __version__
 from lapclip.cli.data import summary
 from lapclip.commands import choose_recipe
 from lapclip.commands.data import check_data, epoch_seconds, outlook, settings_for
@@ -180,8 +179,8 @@ def test_the_time_of_an_epoch_comes_from_the_notebook_where_steps_were_timed(
     empty_cache: Path,
 ) -> None:
     config, _ = settings_for("scenes", None, ["train.batch_size=50"])
-    key = f"{config.model} batch 50 captions of 24 asked on cpu lapclip {__version__}"
-    CacheFile("tune.json").write(key, {"seconds_a_step": 0.5})
+    answer = {"model": str(config.model), "batch_size": 50, "tuning": {"step_seconds": 0.5}}
+    CacheFile("tune.json").write("tune on cpu", answer)
     assert epoch_seconds(config, 1000, 24) == (10.0, "from steps that were timed here before", 0.0)
 
 

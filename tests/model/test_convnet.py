@@ -11,7 +11,7 @@ from lapclip.config import ModelConfig, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
-from lapclip.machine.timing import Stopwatch
+from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.model.convnet import ConvolutionTower, standardised
 from lapclip.model.freezing import part_of

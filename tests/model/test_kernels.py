@@ -21,7 +21,7 @@ from lapclip.model.kernels import (
     one_query_attention,
     residual_norm,
 )
-from lapclip.tuning.choose_kernels import forms_here
+from lapclip.tuning.kernels import forms_here
 
 ATTENTION, LINEAR = (forms_here(name, Cpu(), "float32") for name in ("image_attention", "linear"))
 """What a CPU has; `test_triton_kernels.py` has what CUDA has."""

@@ -20,8 +20,8 @@ from lapclip.errors import DataError
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import Device
 from lapclip.machine.gpus import Cuda
-from lapclip.machine.timing import Stopwatch
 from lapclip.machine.transfer import PinnedTransfer, Transfer
+from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, GraphedStep, make_step

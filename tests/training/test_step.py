@@ -13,7 +13,7 @@ from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.loss import LOSSES
 from lapclip.machine.cpu import Cpu
-from lapclip.machine.timing import PHASES, Stopwatch, measured
+from lapclip.measure.phases import PHASES, Stopwatch, measures_phases
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import part_of
 from lapclip.model.shapes import SHAPES
@@ -360,7 +360,13 @@ def test_phases_are_measured_only_when_asked() -> None:
     assert set(watch.seconds) == set(PHASES)
     assert all(watch.seconds[phase] > 0 for phase in PHASES if phase != "load")
     assert off().seconds is None
-    assert [measured(number) for number in (1, 10, 11, 50, 51)] == [True, True, False, True, False]
+    assert [measures_phases(number) for number in (1, 10, 11, 50, 51)] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_captions_taken_in_parts_by_length_give_the_same_step() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lapclip.machine import other_programs
-from lapclip.tuning import flops, search
-from lapclip.tuning.search import Tuning
+from lapclip.tuning import model_size, tune
+from lapclip.tuning.tune import Tuning
 
 from .made import tuned
 
@@ -18,8 +18,8 @@ from .made import tuned
 def little_time() -> Iterator[None]:
     """A tiny model is timed well enough in a tenth of the usual time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "ENOUGH", search.ENOUGH / 10)
-        patch.setattr(flops, "QUICK_SECONDS", flops.QUICK_SECONDS / 10)
+        patch.setattr(tune, "TIMED_SECONDS", tune.TIMED_SECONDS / 10)
+        patch.setattr(model_size, "RATE_SECONDS", model_size.RATE_SECONDS / 10)
         yield
 
 

@@ -11,7 +11,7 @@ from lapclip.config import Config, DataConfig, TrainConfig, replace_in
 from lapclip.data.batches import Batch
 from lapclip.model.shapes import SHAPES
 from lapclip.tuning.rehearsal import Workload
-from lapclip.tuning.search import Search, Tuning
+from lapclip.tuning.tune import Tuner, Tuning
 
 CONFIG = Config(model=SHAPES["tiny"], data=DataConfig(), train=TrainConfig(batch_size=8, steps=100))
 
@@ -38,7 +38,7 @@ class Clock:
 def tuned(seconds: float = 3.0, *, briefly: bool = False, **train) -> Tuning:
     """Tune on a clock that stands still, so that a busy machine does not use up the budget."""
     config = replace_in(CONFIG, "train", **train)
-    return Search(config, batch_of(), seconds, briefly=briefly, clock=Clock()).run()
+    return Tuner(config, batch_of(), seconds, briefly=briefly, clock=Clock()).run()
 
 
 PLAIN = TrainConfig(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from lapclip.machine.cpu import Cpu
-from lapclip.machine.timing import PHASES
+from lapclip.measure.phases import PHASES
 from lapclip.model.shapes import SHAPES
-from lapclip.tuning.measure import Setting
 from lapclip.tuning.rehearsal import Rehearsal, make_workload, some_pairs
+from lapclip.tuning.trial import Setting
 
 from .made import small
 
@@ -31,7 +31,7 @@ def test_images_are_made_once_and_differ() -> None:
 
 def test_a_workload_leaves_nothing_to_choose() -> None:
     train = make_workload(SHAPES["tiny"], 4, CPU).train
-    settings = [field.name for field in dataclasses.fields(Setting) if "_device" not in field.name]
+    settings = [field.name for field in dataclasses.fields(Setting)]
     assert "auto" not in (train.loader_threads, *(getattr(train, name) for name in settings))
 
 

@@ -20,7 +20,7 @@ from lapclip.machine import other_programs
 from lapclip.runs.folder import find_run
 from lapclip.tuning import resolve
 from lapclip.tuning.resolve import choose_loader_threads
-from lapclip.tuning.search import Tuning
+from lapclip.tuning.tune import Tuning
 
 from ..conftest import lapclip
 from ..small_runs import photos
@@ -41,7 +41,7 @@ SMALL_RUN = [
 @pytest.fixture(autouse=True)
 def nothing_remembered(cache: Path) -> Iterator[None]:
     yield
-    resolve.CACHE.path.unlink(missing_ok=True)
+    resolve.MEMORY.file.path.unlink(missing_ok=True)
 
 
 def test_a_tuning_is_remembered_for_the_same_model_batch_and_wishes(tuning: Tuning) -> None:
@@ -51,9 +51,9 @@ def test_a_tuning_is_remembered_for_the_same_model_batch_and_wishes(tuning: Tuni
     assert resolve.recall(CONFIG, batch) == tuning
     assert resolve.recall(replace_in(CONFIG, "train", dtype="float32"), batch) is None
     assert resolve.recall(replace_in(CONFIG, "train", batch_size=4), batch_of(4)) is None
-    assert resolve.recall(CONFIG, batch, seconds=10.0) == tuning
+    assert resolve.recall(CONFIG, batch, budget_seconds=10.0) == tuning
     assert (
-        resolve.recall(CONFIG, batch, seconds=11.0) is None
+        resolve.recall(CONFIG, batch, budget_seconds=11.0) is None
     )  # so much more may be spent now that it is worth it
 
 
@@ -73,7 +73,7 @@ def test_compiling_that_paid_in_a_longer_run_is_not_recalled_for_a_shorter_one(
 def test_a_damaged_cache_is_ignored_with_a_warning(
     tuning: Tuning, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    resolve.CACHE.path.write_text(text)
+    resolve.MEMORY.file.path.write_text(text)
     assert resolve.recall(CONFIG, batch_of()) is None
     assert "damaged" in capsys.readouterr().err
     resolve.remember(CONFIG, batch_of(), tuning, 5.0)
@@ -82,11 +82,11 @@ def test_a_damaged_cache_is_ignored_with_a_warning(
 
 def test_a_page_with_other_fields_is_ignored(tuning: Tuning) -> None:
     resolve.remember(CONFIG, batch_of(), tuning, 5.0)
-    pages = json.loads(resolve.CACHE.path.read_text())
+    pages = json.loads(resolve.MEMORY.file.path.read_text())
     for page in pages.values():
-        del page["setting"]["dtype"]
-        page["setting"]["colour"] = "red"
-    resolve.CACHE.path.write_text(json.dumps(pages))
+        del page["tuning"]["setting"]["dtype"]
+        page["tuning"]["setting"]["colour"] = "red"
+    resolve.MEMORY.file.path.write_text(json.dumps(pages))
     assert resolve.recall(CONFIG, batch_of()) is None
 
 
@@ -99,7 +99,7 @@ def test_short_runs_are_not_tuned_and_long_ones_spend_a_twentieth_at_most() -> N
     ) == pytest.approx(30)
     assert (
         resolve.seconds_to_spend(replace_in(CONFIG, "train", steps=10**9), batch)
-        == resolve.MOST_SECONDS
+        == resolve.MAX_SECONDS
     )
 
 
@@ -155,13 +155,17 @@ def test_the_clock_decides_what_a_budget_is_enough_for(here: Path) -> None:
     assert all(reason.endswith("not tried: 0 s of the budget are left") for reason in reasons)
 
 
-def test_a_tuning_that_compared_nothing_is_not_worth_remembering(tuning: Tuning) -> None:
+def test_a_tuning_that_compared_nothing_is_not_is_worth_remembering(tuning: Tuning) -> None:
     tuning = dataclasses.replace(tuning, tried=[{}, {}], rejected=[])
-    assert tuning.worth_remembering
+    assert tuning.is_worth_remembering
     alone = dataclasses.replace(tuning, tried=[{}])
-    assert not alone.worth_remembering
-    assert dataclasses.replace(alone, rejected=[{"ms": None, "bound": 0.1}]).worth_remembering
-    assert not dataclasses.replace(alone, rejected=[{"ms": None, "bound": None}]).worth_remembering
+    assert not alone.is_worth_remembering
+    assert dataclasses.replace(
+        alone, rejected=[{"step_seconds": None, "least_seconds": 0.1}]
+    ).is_worth_remembering
+    assert not dataclasses.replace(
+        alone, rejected=[{"step_seconds": None, "least_seconds": None}]
+    ).is_worth_remembering
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +184,7 @@ def test_many_threads_give_the_batches_of_one_in_order(plan: BatchPlan) -> None:
 
 
 def test_one_thread_is_enough_where_it_keeps_up(plan: BatchPlan) -> None:
-    threads, reason = choose_loader_threads("auto", plan, seconds_a_step=1e3)
+    threads, reason = choose_loader_threads("auto", plan, step_seconds=1e3)
     assert threads == 1
     assert "a step takes 1000000.0 ms" in reason
 

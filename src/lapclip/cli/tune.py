@@ -90,7 +90,7 @@ def summary(found: dict[str, Any], train: str) -> list[str]:
         )
     lines.append("")
     lines.append(
-        f"{found['pairs_per_second']:,.1f} pairs/s, {found['seconds_a_step'] * 1e3:,.1f} ms a step"
+        f"{found['pairs_per_second']:,.1f} pairs/s, {found['step_seconds'] * 1e3:,.1f} ms a step"
     )
     lines += [f"[dim]not chosen: {escape(entry['reason'])}[/dim]" for entry in found["rejected"]]
     lines += [f"[yellow]{escape(warning)}[/yellow]" for warning in found["warnings"]]

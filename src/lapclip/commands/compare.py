@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from lapclip import compare as comparison
 from lapclip.commands.resume import check_place, follow, writer_invited
 from lapclip.commands.run_setup import COMPARE_TOGETHER
-from lapclip.compare.together import compare_together
 from lapclip.config import AUTO
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import available, choose_device
 from lapclip.machine.ranks import join
 from lapclip.paths import CacheFile
 from lapclip.progress import Status
+from lapclip.tuning.compare import QUICK_SECONDS, SECONDS, compare_devices
+from lapclip.tuning.compare_machines import compare_together
 from lapclip.tuning.rehearsal import measure_phases
 
 
@@ -23,8 +23,8 @@ def compare(*, quick: bool, seconds: float | None, progress: Status) -> dict[str
         raise ConfigError(
             f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip compare --quick"
         )
-    usual = comparison.QUICK_SECONDS if quick else comparison.SECONDS
-    found = comparison.compare(seconds or usual, progress)
+    usual_seconds = QUICK_SECONDS if quick else SECONDS
+    found = compare_devices(seconds or usual_seconds, progress)
     saved = CacheFile("compare.json")
     saved.replace(found)  # before the rest: what took minutes is not to be lost
     if not quick:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lapclip import __version__
 from lapclip.commands.choose_recipe import EXTRA, HEADS, settle_recipe, towers_installed
 from lapclip.commands.data_page import OTHER_FILE, write_page
 from lapclip.config import (
@@ -44,7 +43,6 @@ from lapclip.data.tokenizers import choose_tokenizer
 from lapclip.errors import DataError
 from lapclip.machine.other_programs import describe_busy_cores
 from lapclip.model.shapes import SHAPES
-from lapclip.paths import CacheFile
 from lapclip.progress import DataProgress, Progress, Status
 from lapclip.suggest import command
 from lapclip.user_files import check_replaceable
@@ -344,7 +342,9 @@ def epoch_seconds(
     captions: int = 0,
 ) -> EpochEstimate:
     """Estimate the time of a pass over the training images."""
-    tuned = None if towers else _tuned_step(config)
+    from lapclip.tuning.resolve import recall_step_seconds
+
+    tuned = None if towers else recall_step_seconds(config)
     if tuned is not None:
         seconds = images / config.train.batch_size * tuned
         return EpochEstimate(seconds, "from steps that were timed here before")
@@ -374,7 +374,7 @@ def _timed_pair(config: Config, caption_tokens: int, towers: InitialWeights | No
     from lapclip.data.batches import Batch
     from lapclip.data.pixels import normalise
     from lapclip.machine.choose_device import available
-    from lapclip.machine.timing import Stopwatch
+    from lapclip.measure.phases import Stopwatch
     from lapclip.measure.timing import Timer
     from lapclip.model.clip import CLIP
     from lapclip.model.freezing import freeze
@@ -433,18 +433,3 @@ def _timed_pair(config: Config, caption_tokens: int, towers: InitialWeights | No
         if weight:
             seconds += weight * shortest(lambda number=number: step(batch, number, 0.0, off)())
     return TimedPair(seconds / TIMED_PAIRS, device.kind, once["image"], once["text"])
-
-
-def _tuned_step(config: Config) -> float | None:
-    """Return the seconds of a step, if `lapclip tune` or a run timed one of this model and batch."""
-    cache = CacheFile("tune.json")
-    start = f"{config.model} batch {config.train.batch_size} captions of "
-    try:
-        pages = [
-            page
-            for key, page in cache.entries().items()
-            if key.startswith(start) and key.endswith(__version__)
-        ]
-        return float(pages[-1]["seconds_a_step"]) if pages else None
-    except (KeyError, TypeError, ValueError):
-        return None

@@ -48,7 +48,6 @@ from lapclip.commands.train import (
     stop_signals,
     working_on,
 )
-from lapclip.compare.together import compare_together
 from lapclip.config import AUTO, SECTIONS, Config, Layer, build_config, replace_in
 from lapclip.data.dataset import DataSet
 from lapclip.data.pixels import View
@@ -64,7 +63,7 @@ from lapclip.machine.choose_device import (
 )
 from lapclip.machine.device import Device
 from lapclip.machine.ranks import ALONE, Ranks, job, job_agent, join
-from lapclip.machine.timing import Laps
+from lapclip.measure.phases import Laps
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import temporary_folder
 from lapclip.progress import DataProgress
@@ -82,7 +81,8 @@ from lapclip.training.recovery import changes_so_far, persist, restore
 from lapclip.training.shards import UNDER_TORCHRUN
 from lapclip.training.teacher import restore_teacher_embeddings, teacher_paths
 from lapclip.training.trackers import check_tracker
-from lapclip.tuning.choose_kernels import KERNELS, check_kernels
+from lapclip.tuning.compare_machines import compare_together
+from lapclip.tuning.kernels import KERNELS, check_kernels
 from lapclip.tuning.resolve import is_partly_frozen, refuse_what_cannot_fit
 
 

@@ -48,7 +48,7 @@ from lapclip.machine.choose_device import candidates, find_device
 from lapclip.machine.device import Device
 from lapclip.machine.other_programs import BUSY_SHARE, OtherPrograms, count_free_cores
 from lapclip.machine.ranks import ALONE, Ranks, under_torchrun
-from lapclip.machine.timing import Laps, Stopwatch
+from lapclip.measure.phases import Laps, Stopwatch
 from lapclip.measure.timing import Timer, Timing
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import LowRank, freeze
@@ -83,7 +83,7 @@ from lapclip.training.teacher import (
     teacher_paths,
 )
 from lapclip.training.trackers import check_tracker
-from lapclip.tuning.choose_kernels import check_kernels
+from lapclip.tuning.kernels import check_kernels
 from lapclip.tuning.resolve import is_partly_frozen, resolve_auto
 from lapclip.tuning.step_memory import choose_micro_batch
 
@@ -444,18 +444,20 @@ def set_up(
         longest = longest_caption(
             ingredients.config, ingredients.data, ingredients.tokenizer, plan.phrases
         )
-        config, device, reasons, seconds = resolve_auto(
-            ingredients.config, plan, longest, callbacks.tuning_progress
-        )
+        resolved = resolve_auto(ingredients.config, plan, longest, callbacks.tuning_progress)
+        device = resolved.device
         config, why_shards = fit_shards(
-            config, device, ranks, asked=request.is_set("train", "shards")
+            resolved.config, device, ranks, asked=request.is_set("train", "shards")
         )
         if config.train.shards != ingredients.config.train.shards:
             plan = make_plan(config, ingredients.data, ingredients.tokenizer)
-        reasons |= why_shards | why_threads
+        reasons = resolved.reasons | why_shards | why_threads
         laps.lap("settings")
         settled = replace(
-            ingredients, config=config, reasons=reasons | ingredients.reasons, tuned_seconds=seconds
+            ingredients,
+            config=config,
+            reasons=reasons | ingredients.reasons,
+            tuned_seconds=resolved.step_seconds,
         )
         device.release_memory()
         device.forget_peak()  # what was tried before the run is not the run's

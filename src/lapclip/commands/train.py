@@ -53,7 +53,7 @@ from lapclip.machine.desktop import Signals, kept_awake
 from lapclip.machine.polite import PolitePauses, lower_priority
 from lapclip.machine.ranks import ALONE, Ranks, job, under_torchrun
 from lapclip.machine.system_memory import SwapWatch
-from lapclip.machine.timing import Laps
+from lapclip.measure.phases import Laps
 from lapclip.model.clip import count_parameters
 from lapclip.paths import open_own
 from lapclip.runs import events

@@ -22,7 +22,7 @@ from lapclip.machine.choose_device import candidates
 from lapclip.measure.timing import Clock
 from lapclip.suggest import train_command
 from lapclip.tuning.resolve import choose_loader_threads, is_partly_frozen, remember
-from lapclip.tuning.search import Search, describe
+from lapclip.tuning.tune import Tuner, describe_tuning
 
 
 def tune(
@@ -53,11 +53,11 @@ def tune(
     config, _ = count_steps(config, data, tokenizer)
     plan = make_plan(config, data, tokenizer)
     batch = plan.batch(1)
-    tuning = Search(config, batch, seconds, callbacks.tuning_progress, clock=clock).run()
-    if tuning.worth_remembering:
+    tuning = Tuner(config, batch, seconds, callbacks.tuning_progress, clock=clock).run()
+    if tuning.is_worth_remembering:
         remember(config, batch, tuning, seconds)
     loaders, why_loaders = choose_loader_threads(
-        config.train.loader_threads, plan, tuning.seconds_a_step
+        config.train.loader_threads, plan, tuning.step_seconds
     )
-    found = describe(tuning, loaders, why_loaders)
-    return {"recipe": request.recipe, **found, "remembered": tuning.worth_remembering}
+    found = describe_tuning(tuning, loaders, why_loaders)
+    return {"recipe": request.recipe, **found, "remembered": tuning.is_worth_remembering}

@@ -11,8 +11,8 @@ from torch import Tensor
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.machine.device import DTYPES, Device
-from lapclip.machine.timing import Stopwatch
 from lapclip.machine.transfer import Delivered, Layout
+from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
 from lapclip.training.inputs import Inputs, Sent

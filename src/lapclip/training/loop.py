@@ -24,7 +24,7 @@ from lapclip.machine.polite import PolitePauses
 from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.machine.sensors import Sensors
 from lapclip.machine.system_memory import SwapWatch
-from lapclip.machine.timing import Stopwatch, measured
+from lapclip.measure.phases import Stopwatch, measures_phases
 from lapclip.prompts import class_embeddings, read_templates
 from lapclip.runs import events
 from lapclip.runs.events import EventLog
@@ -124,7 +124,7 @@ class Training:
         for number in range(self.progress.step + 1, self.steps + 1):
             self.step.touched = False  # until the optimiser begins, all is as the last step left it
             taken = time.perf_counter()
-            watch = Stopwatch(self.device.synchronise, on=measured(number))
+            watch = Stopwatch(self.device.synchronise, on=measures_phases(number))
             with watch.phase("load"):
                 batch = next(batches)
             lr = learning_rate(number, self.steps, self.config.train)

@@ -20,7 +20,7 @@ from torch import Tensor
 from lapclip.data.batches import Batch
 from lapclip.errors import RankFailed
 from lapclip.machine.device import DTYPES
-from lapclip.machine.timing import Stopwatch
+from lapclip.measure.phases import Stopwatch
 from lapclip.model.towers import TextTower
 from lapclip.training.fallback import cause_of
 from lapclip.training.inputs import Inputs

@@ -29,8 +29,8 @@ from lapclip.loss import (
 )
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.ranks import ALONE, Ranks
-from lapclip.machine.timing import Stopwatch
 from lapclip.machine.transfer import Delivered
+from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import boundary, parts_of
 from lapclip.model.kernels import has_triton

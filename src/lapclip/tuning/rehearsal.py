@@ -18,14 +18,14 @@ from lapclip.data.scenes import drawing
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.machine.choose_device import choose_compile, default_threads, prepare_device
 from lapclip.machine.device import Device
-from lapclip.machine.timing import PHASES, Stopwatch
+from lapclip.measure.phases import PHASES, Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.training.cuda_graph import AnyStep, make_step
 from lapclip.training.feed import feed, ready
 from lapclip.training.inputs import Sent
 from lapclip.training.step import StepMetrics
-from lapclip.tuning.choose_kernels import choose_kernels
+from lapclip.tuning.kernels import choose_kernels
 
 LEARNING_RATE = 1e-4
 PHASES_MODEL = "mini"

@@ -1,199 +1,207 @@
-"""Decide what is "auto": by an earlier tuning, by a short one now, or plainly where the run is too short for either."""
+"""Decide every setting that is "auto": by an earlier tuning, by a short one now, or without timing.
+
+A run that is too short to be tuned takes the plain settings.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lapclip import __version__
 from lapclip.config import ALL, AUTO, Config, TrainConfig, replace_in
 from lapclip.data.batches import Batch, BatchPlan, prefetch
 from lapclip.machine.choose_device import (
     candidates,
     choose_compile,
-    choose_train_device,
+    choose_device,
     default_threads,
+    device_of,
     prepare_device,
 )
-from lapclip.machine.device import DTYPES, Device
+from lapclip.machine.device import Device
 from lapclip.machine.facts import logical_cores
-from lapclip.machine.other_programs import describe_busy_cores
-from lapclip.paths import CacheFile
+from lapclip.measure.memory import Memory, Question
 from lapclip.progress import Status
 from lapclip.training.memory import check_memory, largest_micro_batch
-from lapclip.tuning.choose_kernels import check_kernels, choose_kernels
-from lapclip.tuning.flops import least_seconds
-from lapclip.tuning.measure import Setting
-from lapclip.tuning.search import (
+from lapclip.tuning.kernels import check_kernels, choose_kernels
+from lapclip.tuning.model_size import estimate_step_seconds
+from lapclip.tuning.trial import Setting
+from lapclip.tuning.tune import (
     NothingWorks,
-    Search,
+    Tuner,
     Tuning,
-    fitting_micro_batch,
+    find_micro_batch,
     is_long,
     planned_steps,
 )
 
-CACHE = CacheFile("tune.json")
-SHARE_OF_RUN = 0.05
-"""The most of a planned run that `lapclip train` spends on tuning before it."""
-MOST_SECONDS = 60.0
-LEAST_SECONDS, LEAST_STEPS = 2.0, 8
-"""What a tuning takes at least: to choose kernels, and to take a few steps."""
-BATCHES = 8
-"""How many are prepared to time the loader threads."""
-AT_EASE = 0.5
-"""A loader thread that is busy for less than this share of a step keeps up even while the cores are in use."""
-TUNED = ("device", "dtype", "threads")
-"""Settings that are worth a tuning when one of them is "auto"."""
+MEMORY = Memory("tune.json")
+TUNED_SETTINGS = ("device", "dtype", "threads")  # a run is tuned if one of these is "auto"
+MAX_SHARE_OF_RUN = 0.05
+MAX_SECONDS = 60.0
+MIN_SECONDS = 2.0  # to choose kernels
+MIN_STEPS = 8
+TIMED_BATCHES = 8
+# A loader thread that is busy for less than this share of a step keeps up on busy cores too.
+MAX_LOADER_SHARE = 0.5
 
 
-def resolve_auto(
-    config: Config, plan: BatchPlan, longest_caption: int, status: Status
-) -> tuple[Config, Device, dict[str, str], float | None]:
-    """The configuration with nothing "auto" left, the device, the reason for each choice, a step's time if known."""
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration with nothing "auto" left."""
+
+    config: Config
+    device: Device
+    reasons: dict[str, str]
+    """Reason for each choice by the name of the setting, for example "train.dtype"."""
+    step_seconds: float | None = None
+    """Time of a step, if it was timed."""
+
+
+def resolve_auto(config: Config, plan: BatchPlan, longest_caption: int, status: Status) -> Resolved:
+    """Decide everything that is "auto"."""
     if is_partly_frozen(config):
         return resolve_frozen(config, longest_caption)
     refuse_what_cannot_fit(config, longest_caption)
     batch = plan.batch(1)
-    seconds = seconds_to_spend(config, batch) if _wants_tuning(config.train) else 0.0
-    tuning = recall(config, batch, seconds) if _wants_tuning(config.train) else None
-    recalled = tuning is not None
-    if tuning is None and seconds:
-        with suppress(
-            NothingWorks
-        ):  # trying needs more memory than training, so training may still work
-            tuning = Search(config, batch, seconds, status, briefly=True).run()
-            if tuning.worth_remembering:
-                remember(config, batch, tuning, seconds)
+    tuning, origin = find_tuning(config, batch, status)
     if tuning is None:
-        config, device, reasons = resolve_untimed(config, batch, longest_caption)
+        resolved = resolve_untimed(config, batch, longest_caption)
     else:
-        device = tuning.setting.where
-        prepare_device(device, tuning.setting.threads)
-        asked = replace(
-            config.train,
-            **{
-                **asdict(tuning.setting),
-                "micro_batch": config.train.micro_batch,
-            },
-        )
-        why = (
-            "; tuned before" if recalled else "".join(f"; {warning}" for warning in tuning.warnings)
-        )
-        reasons = {f"train.{name}": f"{text}{why}" for name, text in tuning.reasons.items()}
-        # Again: less memory may be free than there was, and other batches have longer captions.
-        micro_batch, why_micro_batch = fitting_micro_batch(
-            config.model, asked, longest_caption, device
-        )
-        if recalled or (micro_batch or config.train.batch_size) < (
-            tuning.setting.micro_batch or config.train.batch_size
-        ):
-            reasons["train.micro_batch"] = why_micro_batch
-        else:
-            micro_batch = tuning.setting.micro_batch
-        config = replace(config, train=replace(asked, micro_batch=micro_batch))
-    timed = tuning.seconds_a_step if tuning else None
-    loaders, reasons["train.loader_threads"] = choose_loader_threads(
-        config.train.loader_threads, plan, timed
+        resolved = apply_tuning(config, tuning, origin, longest_caption)
+    loader_threads, reason = choose_loader_threads(
+        config.train.loader_threads, plan, resolved.step_seconds
     )
-    return replace_in(config, "train", loader_threads=loaders), device, reasons, timed
+    config = replace_in(resolved.config, "train", loader_threads=loader_threads)
+    reasons = resolved.reasons | {"train.loader_threads": reason}
+    return replace(resolved, config=config, reasons=reasons)
 
 
-def are_idle() -> bool:
-    """Whether what is timed now is worth remembering."""
-    return describe_busy_cores() is None
+def find_tuning(config: Config, batch: Batch, status: Status) -> tuple[Tuning | None, str]:
+    """Recall a tuning or make one, if the run is worth it. Returns its origin for the reasons."""
+    if all(getattr(config.train, setting) != AUTO for setting in TUNED_SETTINGS):
+        return None, ""
+    seconds = seconds_to_spend(config, batch)
+    tuning = recall(config, batch, seconds)
+    if tuning is not None:
+        return tuning, "; tuned before"
+    if seconds:
+        # Trying settings needs more memory than training, so training may still work.
+        with suppress(NothingWorks):
+            tuning = Tuner(config, batch, seconds, status, briefly=True).run()
+            if tuning.is_worth_remembering:
+                remember(config, batch, tuning, seconds)
+            return tuning, "".join(f"; {warning}" for warning in tuning.warnings)
+    return None, ""
+
+
+def apply_tuning(config: Config, tuning: Tuning, origin: str, longest_caption: int) -> Resolved:
+    """Return the configuration that a tuning chose."""
+    setting, batch_size = tuning.setting, config.train.batch_size
+    device = device_of(setting.device)
+    prepare_device(device, setting.threads)
+    train = replace(setting.apply_to(config.train), micro_batch=config.train.micro_batch)
+    reasons = {f"train.{name}": f"{text}{origin}" for name, text in tuning.reasons.items()}
+    # Predict again: less memory may be free by now, and other batches have longer captions.
+    micro_batch, reason = find_micro_batch(config.model, train, longest_caption, device)
+    if (micro_batch or batch_size) <= (setting.micro_batch or batch_size):
+        reasons["train.micro_batch"] = reason
+    else:
+        micro_batch = setting.micro_batch
+    config = replace(config, train=replace(train, micro_batch=micro_batch))
+    return Resolved(config, device, reasons, tuning.step_seconds)
 
 
 def is_partly_frozen(config: Config) -> bool:
-    """Whether steps are not those of a whole model of ours, so that neither arithmetic nor tuning knows them."""
+    """Return whether only part of the model trains, or a tower is a pretrained network.
+
+    Neither arithmetic nor tuning knows the steps of such a run.
+    """
     train, model = config.train, config.model
-    foreign = model.image_from or model.text_from
-    return bool(foreign or train.lora_rank or train.image_blocks != ALL or train.text_blocks != ALL)
+    has_network = bool(model.image_from or model.text_from)
+    trains_all = train.image_blocks == ALL and train.text_blocks == ALL and not train.lora_rank
+    return has_network or not trains_all
 
 
-def resolve_frozen(
-    config: Config, longest_caption: int
-) -> tuple[Config, Device, dict[str, str], None]:
-    """As `resolve_untimed`, without what is computed from a whole model that trains."""
+def resolve_frozen(config: Config, longest_caption: int) -> Resolved:
+    """Decide the settings of a run that trains only part of its model."""
     train, model = config.train, config.model
-    device, why_device = choose_train_device(train)
-    reasons = {"train.device": why_device}
-    reasons["train.loader_threads"] = "one is enough for what is not frozen"
-    reasons["train.threads"] = "torch's own choice" if train.threads == AUTO else "asked for"
-    reasons["train.dtype"] = (
-        "what pretrained weights are kept in" if train.dtype == AUTO else "asked for"
-    )
-    reasons["train.compile"] = "only part of the model learns"
-    threads = default_threads() if train.threads == AUTO else int(train.threads)
+    device, device_reason = choose_device(train.device)
+    threads, threads_reason = choose_threads(train)
+    reasons = {
+        "train.device": device_reason,
+        "train.loader_threads": "one is enough for what is not frozen",
+        "train.threads": threads_reason,
+        "train.dtype": "asked for",
+        "train.compile": "only part of the model learns",
+    }
+    if train.dtype == AUTO:
+        train = replace(train, dtype="float32")
+        reasons["train.dtype"] = "what pretrained weights are kept in"
+    if train.loader_threads == AUTO:
+        train = replace(train, loader_threads=1)
     prepare_device(device, threads)
-    dtype = "float32" if train.dtype == AUTO else train.dtype
-    loaders = 1 if train.loader_threads == AUTO else train.loader_threads
-    resolved = replace(
-        train,
-        device=device.kind,
-        threads=threads,
-        dtype=dtype,
-        compile="none",
-        loader_threads=loaders,
-    )
+    train = replace(train, device=device.kind, threads=threads, compile="none")
     forms = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
     if not (model.image_from or model.text_from):
-        forms, why_forms = choose_kernels(
-            model, resolved, longest_caption, device, remember=are_idle
-        )
+        forms, why_forms = choose_kernels(model, train, longest_caption, device)
         reasons |= why_forms
-    return replace(config, train=replace(resolved, **forms)), device, reasons, None
+    return Resolved(replace(config, train=replace(train, **forms)), device, reasons)
+
+
+def choose_threads(train: TrainConfig) -> tuple[int, str]:
+    """Return the CPU threads of a run that is not tuned, and why."""
+    if train.threads == AUTO:
+        return default_threads(), "torch's own choice"
+    return int(train.threads), "asked for"
 
 
 def refuse_what_cannot_fit(config: Config, longest_caption: int) -> None:
-    """A model of which one pair does not fit on any device is refused before anything takes memory."""
-    here = candidates(config.train)
+    """Raise ConfigError if not even one pair fits on any device, before memory is taken."""
+    devices = candidates(config.train)
     arguments = (config.model, config.train, longest_caption)
-    if all(largest_micro_batch(*arguments, device) is None for device in here):
-        check_memory(*arguments, here[0])
+    if all(largest_micro_batch(*arguments, device) is None for device in devices):
+        check_memory(*arguments, devices[0])
 
 
-def resolve_untimed(
-    config: Config, batch: Batch, longest_caption: int
-) -> tuple[Config, Device, dict[str, str]]:
-    """Without timing steps: the accelerator where there is one, float32, torch's threads; kernels are timed alone."""
+def resolve_untimed(config: Config, batch: Batch, longest_caption: int) -> Resolved:
+    """Take the accelerator if there is one, float32 and torch's threads. Only kernels are timed."""
     train = config.train
-    device, why_device = choose_train_device(train)
-    reasons = {"train.device": why_device}
+    device, device_reason = choose_device(train.device)
     check_memory(config.model, train, longest_caption, device)
-    reasons["train.threads"] = "torch's own choice" if train.threads == AUTO else "asked for"
-    reasons["train.dtype"] = (
-        "the run is too short to time others" if train.dtype == AUTO else "asked for"
-    )
-    threads = default_threads() if train.threads == AUTO else int(train.threads)
+    threads, threads_reason = choose_threads(train)
+    reasons = {
+        "train.device": device_reason,
+        "train.threads": threads_reason,
+        "train.dtype": "asked for",
+    }
+    if train.dtype == AUTO:
+        train = replace(train, dtype="float32")
+        reasons["train.dtype"] = "the run is too short to time others"
     prepare_device(device, threads)
-    how, reasons["train.compile"] = choose_compile(train.compile, device)
-    dtype = "float32" if train.dtype == AUTO else train.dtype
-    resolved = replace(train, device=device.kind, threads=threads, dtype=dtype, compile=how)
-    forms, why_forms = choose_kernels(
-        config.model, resolved, batch.tokens_BL.shape[1], device, remember=are_idle
-    )
-    resolved = replace(resolved, **forms)
-    check_memory(
-        config.model, resolved, longest_caption, device
-    )  # again: some forms take more than others
-    return replace(config, train=resolved), device, reasons | why_forms
+    compile, reasons["train.compile"] = choose_compile(train.compile, device)
+    train = replace(train, device=device.kind, threads=threads, compile=compile)
+    caption_tokens = batch.tokens_BL.shape[1]
+    forms, why_forms = choose_kernels(config.model, train, caption_tokens, device)
+    train = replace(train, **forms)
+    check_memory(config.model, train, longest_caption, device)  # some forms take more than others
+    return Resolved(replace(config, train=train), device, reasons | why_forms)
 
 
 def time_batches(plan: BatchPlan, threads: int) -> float:
     """Return seconds a batch by so many threads, when nothing else is done."""
-    began = time.perf_counter()
-    count = sum(1 for _ in prefetch(plan, 1, BATCHES, threads=threads))
-    return (time.perf_counter() - began) / count
+    start = time.perf_counter()
+    count = sum(1 for _ in prefetch(plan, 1, TIMED_BATCHES, threads=threads))
+    return (time.perf_counter() - start) / count
 
 
 def choose_loader_threads(
-    asked: int | str,
+    requested: int | str,
     plan: BatchPlan,
-    seconds_a_step: float | None,
+    step_seconds: float | None,
     time_batches: Callable[[BatchPlan, int], float] = time_batches,
 ) -> tuple[int, str]:
     """Return the number of loader threads, and why.
@@ -201,93 +209,98 @@ def choose_loader_threads(
     Without the time of a step there is nothing to keep up with, and one is plenty. `time_batches`
     returns seconds a batch by so many threads.
     """
-    if asked != AUTO:
-        return int(asked), "asked for"
-    if seconds_a_step is None:
+    if requested != AUTO:
+        return int(requested), "asked for"
+    if step_seconds is None:
         return 1, "one prepares the next batch while a step runs"
     plan.batch(1)  # the first draws the order of the epoch
+    limit = MAX_LOADER_SHARE * step_seconds
     times = {1: time_batches(plan, 1)}
-    step = f"a step takes {seconds_a_step * 1e3:.1f} ms"
-    while times[max(times)] > AT_EASE * seconds_a_step and 2 * max(times) <= logical_cores():
-        times[2 * max(times)] = time_batches(plan, 2 * max(times))
-    best = min(
-        times,
-        key=lambda threads: (times[threads] > AT_EASE * seconds_a_step, round(times[threads], 4)),
-    )
-    others = "".join(
+    while times[max(times)] > limit and 2 * max(times) <= logical_cores():
+        threads = 2 * max(times)
+        times[threads] = time_batches(plan, threads)
+    best = min(times, key=lambda threads: (times[threads] > limit, round(times[threads], 4)))
+    others = [
         f", {seconds * 1e3:.1f} ms by {threads}"
         for threads, seconds in times.items()
         if threads != best
+    ]
+    return best, (
+        f"a batch is ready every {times[best] * 1e3:.1f} ms by {best}{''.join(others)}; "
+        f"a step takes {step_seconds * 1e3:.1f} ms"
     )
-    return best, f"a batch is ready every {times[best] * 1e3:.1f} ms by {best}{others}; {step}"
 
 
 def seconds_to_spend(config: Config, batch: Batch) -> float:
-    """A small share of the run, whose length is estimated from what its products cost; 0 where that is too little."""
-    device = candidates(config.train)[0]
-    prepare_device(
-        device, default_threads() if config.train.threads == AUTO else int(config.train.threads)
+    """Return a small share of the run's estimated length. 0 if that is too little to tune."""
+    train = config.train
+    device = candidates(train)[0]
+    prepare_device(device, choose_threads(train)[0])
+    step_seconds = estimate_step_seconds(
+        config.model, train.batch_size, batch.tokens_BL.shape[1], device, "float32"
     )
-    tokens = batch.tokens_BL.shape[1]
-    step = least_seconds(config.model, config.train.batch_size, tokens, device, DTYPES["float32"])
-    seconds = min(
-        MOST_SECONDS, SHARE_OF_RUN * (60 * config.train.minutes or config.train.steps * step)
-    )
-    return seconds if seconds >= LEAST_SECONDS + LEAST_STEPS * step else 0.0
+    run_seconds = 60 * train.minutes or train.steps * step_seconds
+    seconds = min(MAX_SECONDS, MAX_SHARE_OF_RUN * run_seconds)
+    return seconds if seconds >= MIN_SECONDS + MIN_STEPS * step_seconds else 0.0
 
 
-def remember(config: Config, batch: Batch, tuning: Tuning, seconds: float) -> None:
-    """Store a tuning, found in so many seconds, for runs of the same model and batch on this machine."""
-    entry = {
-        **asdict(tuning),
-        "steps": planned_steps(config.train, tuning.seconds_a_step),
-        "budget": seconds,
+def remember(config: Config, batch: Batch, tuning: Tuning, budget_seconds: float) -> None:
+    """Store a tuning for runs of the same model and batch on this machine."""
+    answer = {
+        "tuning": asdict(tuning),
+        "model": str(config.model),
+        "batch_size": config.train.batch_size,
+        "steps": planned_steps(config.train, tuning.step_seconds),
+        "budget_seconds": budget_seconds,
     }
-    CACHE.write(_key(config, batch), entry)
+    MEMORY.remember(_question(config, batch), answer)
 
 
-def recall(config: Config, batch: Batch, seconds: float = 0.0) -> Tuning | None:
-    """An earlier tuning of the same model and batch, with the same things asked for.
+def recall(config: Config, batch: Batch, budget_seconds: float = 0.0) -> Tuning | None:
+    """Return an earlier tuning of the same model and batch, with the same settings requested.
 
-    One that had less than half of the seconds that may be spent now is not good enough.
+    None if it had less than half of the time that may be spent now, or was for a run of another
+    length where that decides about compiling.
     """
-    entry = CACHE.read(_key(config, batch))
+    answer = MEMORY.recall(_question(config, batch))
     try:
-        setting = Setting(**entry["setting"])
-        rest = {
-            field.name: entry[field.name] for field in fields(Tuning) if field.name != "setting"
-        }
-        tuning = Tuning(setting=setting, **rest)
-        check_kernels(setting.applied(config.train), setting.where)
-        if entry["budget"] < seconds / 2:
+        tuning = Tuning(**{**answer["tuning"], "setting": Setting(**answer["tuning"]["setting"])})
+        check_kernels(tuning.setting.apply_to(config.train), device_of(tuning.setting.device))
+        step_seconds = tuning.step_seconds
+        steps, tuned_steps = planned_steps(config.train, step_seconds), answer["steps"]
+        if answer["budget_seconds"] < budget_seconds / 2:
             return None
-        steps, seconds_a_step = (
-            planned_steps(config.train, tuning.seconds_a_step),
-            tuning.seconds_a_step,
-        )
-        if "compiled" in setting.compile and steps < entry["steps"]:
-            return None  # compiling was worth it for a longer run
-        if is_long(steps, seconds_a_step) and not is_long(entry["steps"], seconds_a_step):
-            return None  # and was not tried for a shorter one
+        if "compiled" in tuning.setting.compile and steps < tuned_steps:
+            return None  # compiling paid for a longer run
+        if is_long(steps, step_seconds) and not is_long(tuned_steps, step_seconds):
+            return None  # compiling was not tried for a shorter run
     except (TypeError, KeyError, ValueError):
         return None
     return tuning
 
 
-def _wants_tuning(train: TrainConfig) -> bool:
-    return any(getattr(train, name) == AUTO for name in TUNED)
+def recall_step_seconds(config: Config) -> float | None:
+    """Return the time of a step that a tuning of the same model and batch size measured."""
+    step_seconds = None
+    for answer in MEMORY.file.entries().values():
+        try:
+            size = answer["model"], answer["batch_size"]
+            if size == (str(config.model), config.train.batch_size):
+                step_seconds = float(answer["tuning"]["step_seconds"])
+        except (KeyError, TypeError, ValueError):
+            continue
+    return step_seconds
 
 
-def _key(config: Config, batch: Batch) -> str:
-    names = [
-        *(field.name for field in fields(Setting)),
-        "recompute",
-        "patch_dropout",
-        "cheap_size",
-        "shards",
-    ]
-    asked: dict[str, Any] = {name: getattr(config.train, name) for name in names}
-    sizes = f"batch {config.train.batch_size} captions of {batch.tokens_BL.shape[1]}"
-    machines = " and ".join(device.key for device in candidates(config.train))
-    cores = f"{default_threads()} threads of {logical_cores()}"
-    return f"{config.model} {sizes} {asked} on {machines} {cores} lapclip {__version__}"
+def _question(config: Config, batch: Batch) -> Question:
+    settings = [*Setting.__dataclass_fields__, "recompute", "patch_dropout", "cheap_size", "shards"]
+    requested: dict[str, Any] = {name: getattr(config.train, name) for name in settings}
+    details = {
+        "model": str(config.model),
+        "batch_size": config.train.batch_size,
+        "caption_tokens": batch.tokens_BL.shape[1],
+        "requested": requested,
+        "threads": default_threads(),
+        "cores": logical_cores(),
+    }
+    return Question("tune", [device.key for device in candidates(config.train)], details)

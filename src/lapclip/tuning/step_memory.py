@@ -1,7 +1,7 @@
 """The memory of a training step, measured while it runs: its parts, and how many pairs fit at once.
 
-A ledger follows the memory of every tensor that an operation makes until it is freed. Parameters and
-the optimizer's state are known before the step, activations when autograd saves them for the
+A ledger follows the memory of every tensor that an operation makes until it is freed. Parameters
+and the optimizer's state are known before the step, activations when autograd saves them for the
 backward pass, gradients when they arrive.
 
 `training/memory.py` predicts the memory of our own models if all of a model trains. Pretrained
@@ -109,7 +109,7 @@ class Ledger(TorchDispatchMode):
         return result
 
     def enter(self, tensor: Tensor, owner: str) -> None:
-        """Record who owns a tensor's memory. Temporary memory may get an owner; no owner changes."""
+        """Record who owns a tensor's memory. Only temporary memory may get another owner."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         entry = self._entries.get(key)

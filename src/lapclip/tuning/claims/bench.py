@@ -57,7 +57,7 @@ class Bench:
         free = psutil.virtual_memory().available
         if needed > free:
             raise CannotMeasure(
-                f"it takes about {needed / 1e9:.1f} GB of free memory; there are {free / 1e9:.1f} GB"
+                f"it takes about {needed / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are free"
             )
 
     @cached_property

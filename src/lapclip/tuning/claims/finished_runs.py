@@ -258,7 +258,7 @@ def judge_heat(heat: RunHeat) -> Finding:
 
 @dataclass(frozen=True)
 class GpuRun:
-    """What a run of the recipe `seed-gpu` reached in its first epochs, and where its towers were."""
+    """What a run of the recipe `seed-gpu` reached in its first epochs, and on which devices."""
 
     epoch: int
     loss: float

@@ -23,7 +23,7 @@ from lapclip.data.batches import Batch, BatchPlan
 from lapclip.data.pixels import normalise
 from lapclip.loss import contrastive_loss
 from lapclip.machine.choose_device import default_threads
-from lapclip.machine.timing import PHASES
+from lapclip.measure.phases import PHASES
 from lapclip.measure.timing import MIN_SPEEDUP, Timer
 from lapclip.model.clip import CLIP
 from lapclip.text import counted
@@ -197,7 +197,7 @@ def judge_phases(seconds: dict[str, float]) -> Finding:
         not different,
         ", ".join(f"{phase} {share:.1%}" for phase, share in shares.items())
         + f", of {total:.2f} s",
-        f"shares within 5 points: {comparison}; a thread prepares batches, so load is waiting for it",
+        f"shares within 5 points: {comparison}; a thread prepares batches: load is waiting for it",
     )
 
 

@@ -1,4 +1,4 @@
-"""Several machines against one: what they make of training steps over sizes of model and batch, predicted and timed."""
+"""Several machines against one: steps over sizes of model and batch, predicted and timed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lapclip.compare import random_batch
-from lapclip.compare.fits import CAPTION_TOKENS, Rung
 from lapclip.config import AUTO, TrainConfig
 from lapclip.machine.choose_device import choose_device, default_threads, prepare_device
 from lapclip.machine.ranks import Ranks
-from lapclip.machine.timing import Stopwatch
+from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
 from lapclip.progress import Status
@@ -22,21 +20,32 @@ from lapclip.training.memory import SHARE_OF_MEMORY, predict_bytes
 from lapclip.training.shards import UNDER_TORCHRUN
 from lapclip.training.step import TrainStep
 from lapclip.training.worth import WORTH_IT, Worth, measure_together
+from lapclip.tuning.compare import random_batch
+from lapclip.tuning.step_fits import CAPTION_TOKENS, ModelSize
 
-RUNGS = Rung(128, 2), Rung(192, 6), Rung(384, 8), Rung(512, 12), Rung(768, 12)
+RUNGS = (
+    ModelSize(128, 2),
+    ModelSize(192, 6),
+    ModelSize(384, 8),
+    ModelSize(512, 12),
+    ModelSize(768, 12),
+)
 BATCHES = 16, 64, 256
 SECONDS = 240.0
 """For all cells; what would take longer is left out."""
 STEPS = 4
 """Of which the first is slower."""
 PASSES = 14
-"""About how many passes of a batch through a model on one machine a cell takes, all timings together."""
+"""About how many passes of a batch through a model on one machine a cell takes in all."""
 
 
 def compare_together(
-    ranks: Ranks, status: Status, rungs: Sequence[Rung] = RUNGS, batches: Sequence[int] = BATCHES
+    ranks: Ranks,
+    status: Status,
+    rungs: Sequence[ModelSize] = RUNGS,
+    batches: Sequence[int] = BATCHES,
 ) -> dict[str, Any]:
-    """Time every size that memory and time allow. The rank that writes chooses, and the others do the same."""
+    """Time every size that memory and time allow, as the rank that writes chooses."""
     rows = []
     for rung, batch in _cells(ranks, rungs, batches, rows):
         status(f"{rung.parameters / 1e6:.3g} M parameters, batch {batch}, {ranks.count} machines")
@@ -65,8 +74,8 @@ def _advice(worth: Worth, batch: int, seconds: float) -> str:
 
 
 def _cells(
-    ranks: Ranks, rungs: Sequence[Rung], batches: Sequence[int], rows: list[dict[str, Any]]
-) -> Iterator[tuple[Rung, int]]:
+    ranks: Ranks, rungs: Sequence[ModelSize], batches: Sequence[int], rows: list[dict[str, Any]]
+) -> Iterator[tuple[ModelSize, int]]:
     """What to time next, as the rank that writes says."""
     ends = time.perf_counter() + SECONDS
     wanted = iter([(rung, batch) for rung in rungs for batch in batches])
@@ -81,10 +90,10 @@ def _cells(
         )
         if said is None:
             return
-        yield Rung(**said[0]), int(said[1])
+        yield ModelSize(**said[0]), int(said[1])
 
 
-def _fits(rung: Rung, batch: int, rows: list[dict[str, Any]], ends: float) -> bool:
+def _fits(rung: ModelSize, batch: int, rows: list[dict[str, Any]], ends: float) -> bool:
     device, _ = choose_device(AUTO)
     train = TrainConfig(batch_size=batch, steps=1)
     if (
@@ -100,7 +109,7 @@ def _fits(rung: Rung, batch: int, rows: list[dict[str, Any]], ends: float) -> bo
     return PASSES * expected < ends - time.perf_counter()
 
 
-def _time(ranks: Ranks, rung: Rung, batch: int) -> tuple[Worth, float]:
+def _time(ranks: Ranks, rung: ModelSize, batch: int) -> tuple[Worth, float]:
     """What is predicted of one size, and what its steps take."""
     device, _ = choose_device(AUTO)
     prepare_device(device, default_threads())

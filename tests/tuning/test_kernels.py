@@ -13,9 +13,10 @@ from lapclip.config import TrainConfig
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import device_of
 from lapclip.machine.cpu import Cpu
+from lapclip.machine.other_programs import OtherPrograms
 from lapclip.model.shapes import SHAPES
-from lapclip.tuning import choose_kernels as kernels
-from lapclip.tuning.choose_kernels import check_kernels, choose_kernels, forms_here
+from lapclip.tuning import kernels
+from lapclip.tuning.kernels import check_kernels, choose_kernels, forms_here
 
 CPU = Cpu()
 TRAIN = TrainConfig(dtype="float32", batch_size=4)
@@ -49,7 +50,7 @@ def test_a_choice_is_remembered_until_it_is_timed_anew(tmp_path: Path) -> None:
     choices, reasons = choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU)
     assert (choices["image_attention"], choices["text_attention"]) == ("products", "products")
     assert set(reasons.values()) <= {"as before", "the only form here"}
-    _, anew = choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU, anew=True)
+    _, anew = choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU, measure_again=True)
     assert anew.keys() == timed.keys()
     assert "as before" not in anew.values()
     assert sorted(reason for _, reason in remembered(tmp_path).values()) == sorted(
@@ -57,8 +58,11 @@ def test_a_choice_is_remembered_until_it_is_timed_anew(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_timed_at_a_bad_moment_is_not_remembered(tmp_path: Path) -> None:
-    choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU, remember=lambda: False)
+def test_what_is_timed_at_a_bad_moment_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OtherPrograms, "__call__", lambda self: 0.5)
+    choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU)
     assert not (tmp_path / "kernels.json").exists()
 
 
@@ -101,9 +105,9 @@ class Forms:
         return [torch.full((3,), self.forms[form]())]
 
     def choose(self) -> tuple[str, str]:
-        return kernels._fastest(
-            lambda batch, place, dtype: self.run, 8, tuple(self.forms), "float32", CPU, seconds=1.0
-        )
+        operation = kernels.Operation(lambda batch, device, dtype: self.run)
+        result = kernels.race_forms(operation, tuple(self.forms), 8, "float32", CPU, 1.0)
+        return result.winner, result.reason
 
 
 def quick() -> float:

@@ -11,18 +11,21 @@ from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
 from lapclip.model import kernels
 from lapclip.training.memory import predict_bytes
-from lapclip.tuning import search
+from lapclip.tuning import tune
 from lapclip.tuning.compiling import Compiling
-from lapclip.tuning.measure import Setting
-from lapclip.tuning.search import Tuning
+from lapclip.tuning.trial import Setting
+from lapclip.tuning.tune import Tuning
 
 from .made import CONFIG, tuned
 
 
 def test_every_choice_has_a_reason_and_the_chosen_one_was_timed(tuning: Tuning) -> None:
     assert set(tuning.reasons) == set(dataclasses.asdict(tuning.setting))
-    assert {**dataclasses.asdict(tuning.setting), "ms": tuning.seconds_a_step * 1e3} in tuning.tried
-    assert tuning.pairs_per_second == pytest.approx(8 / tuning.seconds_a_step)
+    assert {
+        **dataclasses.asdict(tuning.setting),
+        "step_seconds": tuning.step_seconds,
+    } in tuning.tried
+    assert tuning.pairs_per_second == pytest.approx(8 / tuning.step_seconds)
     assert "cosine" in tuning.reasons["dtype"]
 
 
@@ -71,7 +74,7 @@ def test_a_setting_that_computes_something_else_is_rejected_with_its_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wrong_attention(monkeypatch, torch.bfloat16)
-    monkeypatch.setattr(search, "HOPELESS", 1e6)  # so that speed is no reason
+    monkeypatch.setattr(tune, "SLOW_RATIO", 1e6)  # so that speed is no reason
     tuning = tuned()
     assert tuning.setting.dtype != "bfloat16"
     reasons = [
@@ -87,7 +90,7 @@ def test_a_batch_too_large_for_memory_goes_in_parts(monkeypatch: pytest.MonkeyPa
     part = dataclasses.replace(CONFIG.train, dtype="float32", micro_batch=4)
     needed = predict_bytes(CONFIG.model, part, 16).total
     assert needed < whole
-    monkeypatch.setattr(Cpu, "free_bytes", lambda self: (needed + 1) / search.SHARE_OF_MEMORY)
+    monkeypatch.setattr(Cpu, "free_bytes", lambda self: (needed + 1) / tune.SHARE_OF_MEMORY)
     tuning = tuned(device="cpu", dtype="float32", threads=1)
     assert tuning.setting.micro_batch == 4
     assert "a part of the batch fits" in tuning.reasons["micro_batch"]
@@ -102,17 +105,13 @@ def test_a_model_too_large_for_memory_is_refused_with_the_figures(
 
 
 def test_compiling_is_chosen_only_where_it_was_measured_and_pays() -> None:
-    compiling = Compiling("compiled", cost=10.0, before=0.2, after=0.1, measured=True)
-    assert compiling.break_even == pytest.approx(200)
+    compiling = Compiling("compiled", 10.0, seconds_before=0.2, seconds_after=0.1)
+    assert compiling.break_even_steps == pytest.approx(200)
     assert compiling.pays(201)
     assert not compiling.pays(199)
-    assert "pays from step 200 on; the run has 199" in compiling.text(199)
-    assert compiling.saved(1400) == pytest.approx(120)
-    assert "2 min" in compiling.text(1400)
-    predicted = dataclasses.replace(compiling, measured=False)
-    assert not predicted.pays(10_000)
-    assert "predicted" in predicted.text(10_000)
-    assert "gains nothing" in dataclasses.replace(compiling, after=0.2).text(10)
+    assert "pays from step 200 on; the run has 199" in compiling.describe(199)
+    assert "take 2 min" in compiling.describe(1400)
+    assert "gains nothing" in dataclasses.replace(compiling, seconds_after=0.2).describe(10)
     assert not dataclasses.replace(compiling, fault="its loss is off").pays(10_000)
 
 
@@ -134,7 +133,7 @@ def test_a_short_run_does_not_try_to_compile() -> None:
 def test_a_run_that_looks_long_beside_other_programs_does_not_try_to_compile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(search, "describe_busy_cores", lambda: "other programs use all cores")
+    monkeypatch.setattr(tune, "describe_busy_cores", lambda: "other programs use all cores")
     tuning = tuned(2.0, briefly=True, **KNOWN, steps=100_000_000)
     assert tuning.setting.compile == "none"
     assert "tune --seconds 300" in tuning.reasons["compile"]
@@ -142,7 +141,7 @@ def test_a_run_that_looks_long_beside_other_programs_does_not_try_to_compile(
 
 @pytest.mark.slow
 def test_a_long_run_measures_compiling_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "describe_busy_cores", lambda: None)
+    monkeypatch.setattr(tune, "describe_busy_cores", lambda: None)
     tuning = tuned(2.0, briefly=True, **KNOWN, steps=100_000_000)
     reason = tuning.reasons["compile"]
     assert "measured" in reason or "compiled here" in reason  # where there is no compiler

@@ -1,34 +1,47 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
-from lapclip import compare
-from lapclip.compare.fits import MEASURED, Contestant, Rung
 from lapclip.machine.choose_device import default_threads
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.gpus import Cuda
 from lapclip.training.step import TrainStep
+from lapclip.tuning import compare
+from lapclip.tuning.compare import Comparison, TimedStep
+from lapclip.tuning.step_fits import MEASURED_SIZES, Cell, Contestant, ModelSize
 
-from .made import CPU, cells_of
+from .made_cells import CPU, cells_of
 
-TINY = (Rung(64, 1), Rung(64, 2))
+TINY = (ModelSize(64, 1), ModelSize(64, 2))
 
 
 @pytest.fixture(autouse=True)
 def small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are chosen at a size that takes no time."""
-    monkeypatch.setattr(compare, "TYPICAL", (TINY[0], 4))
+    monkeypatch.setattr(compare, "TYPICAL_SIZE", TINY[0])
+    monkeypatch.setattr(compare, "TYPICAL_BATCH", 4)
 
 
 def silent(text: str) -> None:
     pass
 
 
+def measured(
+    contestants: list[Contestant],
+    sizes: tuple[ModelSize, ...],
+    batches: tuple[int, ...],
+    seconds: float,
+    status: Callable[[str], None],
+) -> list[Cell]:
+    return Comparison(contestants, seconds, status).measure(sizes, batches)
+
+
 def test_real_cells_are_measured_and_their_parts_agree() -> None:
-    found = compare.compare(30.0, silent, (Rung(192, 1), Rung(256, 1)), (1, 4))
-    assert len(found["cells"]) == len(compare.contestants()) * 4
+    found = compare.compare_devices(30.0, silent, (ModelSize(192, 1), ModelSize(256, 1)), (1, 4))
+    assert len(found["cells"]) == len(compare.list_contestants()) * 4
     for cell in found["cells"]:
         assert cell["skipped"] is None
         assert cell["pairs_per_second"] == pytest.approx(cell["batch"] / cell["ms"] * 1e3)
@@ -47,21 +60,21 @@ def test_a_model_too_large_for_memory_is_skipped_with_the_figure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Cpu, "free_bytes", lambda self: 1e6)
-    found = compare.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)
+    found = measured([CPU], TINY[:1], (1,), 10.0, silent)
     assert found[0].ms is None
     assert "GB of 0.0 GB free" in (found[0].skipped or "")
 
 
 def test_what_would_take_too_long_is_skipped() -> None:
     """A batch of 256 has 256 times the work of one pair, which is more than a thirtieth of ten seconds."""
-    first, second = compare.measure_cells([CPU], TINY[:1], (1, 256), 10.0, silent)
+    first, second = measured([CPU], TINY[:1], (1, 256), 10.0, silent)
     assert first.ms is not None
     assert second.ms is None
     assert "s a step is too long" in (second.skipped or "")
 
 
 def test_what_there_is_no_time_for_says_so() -> None:
-    (cell,) = compare.measure_cells([CPU], TINY[:1], (1,), 1e-9, silent)
+    (cell,) = measured([CPU], TINY[:1], (1,), 1e-9, silent)
     assert cell.skipped == "no time was left"
 
 
@@ -71,7 +84,7 @@ def test_a_step_that_fails_is_a_skipped_cell(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(compare, "make_step", fails)
     assert (
-        compare.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)[0].skipped
+        measured([CPU], TINY[:1], (1,), 10.0, silent)[0].skipped
         == "does not run here (RuntimeError)"
     )
 
@@ -87,7 +100,7 @@ def test_where_batches_are_sent_ahead_no_step_waits_for_its_own(
         "send",
         lambda step, batch, number: sent.append(batch) or send(step, batch, number),
     )
-    (cell,) = compare.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)
+    (cell,) = measured([CPU], TINY[:1], (1,), 10.0, silent)
     assert cell.ms is not None
     assert len(sent) == 1
 
@@ -96,29 +109,38 @@ def test_where_batches_are_sent_ahead_no_step_waits_for_its_own(
 def test_the_best_number_of_threads_is_found_from_any_start(start: int, best: int) -> None:
     tried: list[int] = []
 
-    def take(threads: int) -> tuple[float, None]:
+    def time_with(threads: int) -> TimedStep:
         tried.append(threads)
-        return 0.01 * max(threads / best, best / threads), None
+        return TimedStep(0.01 * max(threads / best, best / threads), threads)
 
-    assert compare._best_threads(take, start, 16) == (best, (0.01, None))
+    comparison = Comparison([CPU], 60.0, silent)
+    assert comparison.find_threads(time_with, start, 16) == TimedStep(0.01, best)
     assert len(tried) == len(set(tried))
 
 
 def test_a_long_step_with_all_threads_is_not_tried_with_fewer() -> None:
-    assert compare._best_threads(lambda threads: (threads, None), 16, 16)[0] == 16
+    comparison = Comparison([CPU], 60.0, silent)
+    tried: list[int] = []
+
+    def time_with(threads: int) -> TimedStep:
+        tried.append(threads)
+        return TimedStep(float(threads), threads)
+
+    assert comparison.find_threads(time_with, 16, 16).threads == 16
+    assert tried == [16]
 
 
 def test_a_short_comparison_reaches_large_models_before_it_fills_in() -> None:
     steps: list[str] = []
-    found = compare.measure_cells([CPU], TINY, (1, 4, 16), 60.0, steps.append)
-    small, large = (f"{rung.parameters / 1e6:.3g} M" for rung in TINY)
+    found = measured([CPU], TINY, (1, 4, 16), 60.0, steps.append)
+    small, large = (f"{size.parameters / 1e6:.3g} M" for size in TINY)
     order = [(small, 1), (small, 16), (large, 1), (large, 16), (small, 4), (large, 4)]
-    named = [f"{size} parameters, batch {batch}, {CPU.text()}" for size, batch in order]
+    named = [f"{size} parameters, batch {batch}, {CPU}" for size, batch in order]
     cells = [step for step in steps if "parameters" in step]
     assert [step.split(";")[0] for step in cells] == named
     assert "cell 6 of 6" in cells[-1]
     assert [(cell.parameters, cell.batch) for cell in found] == [
-        (rung.parameters, batch) for rung in TINY for batch in (1, 4, 16)
+        (size.parameters, batch) for size in TINY for batch in (1, 4, 16)
     ]
 
 
@@ -126,20 +148,23 @@ def test_against_an_accelerator_the_cpu_may_choose_its_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compare, "available", lambda: [Cuda(), Cpu()])
-    assert [one.text() for one in compare.contestants()] == [
+    assert [str(one) for one in compare.list_contestants()] == [
         "cuda float32", "cuda bfloat16", "cpu float32", "cpu bfloat16"
     ]  # fmt: skip
-    (cell,) = compare.measure_cells([Contestant("cpu", "float32", 0)], TINY[:1], (1,), 30.0, silent)
+    (cell,) = measured([Contestant("cpu", "float32", 0)], TINY[:1], (1,), 30.0, silent)
     assert cell.threads == 0
     assert cell.used_threads in range(1, default_threads() + 1)
 
 
 def test_the_expected_time_grows_with_work_and_with_weights() -> None:
-    known = [cell for cell in cells_of(CPU, 1.0, 1e11, MEASURED[:3]) if cell.batch in (1, 256)]
-    for rung in MEASURED[:4]:
-        for batch in (1, 16):
-            (expected,) = [cell for cell in cells_of(CPU, 1.0, 1e11, [rung]) if cell.batch == batch]
-            assert (expected.ms or 0.0) / 1e3 == pytest.approx(
-                compare._expected(expected, known), rel=4
-            )
-    assert compare._expected(known[0], []) == 0.0
+    comparison = Comparison([CPU], 60.0, silent)
+    cells = cells_of(CPU, 1.0, 1e11, MEASURED_SIZES[:4])
+    assert comparison.expect_seconds(cells[0]) == 0.0
+    sizes = {cell.parameters for cell in cells[: len(cells) * 3 // 4]}
+    comparison.cells = [
+        cell for cell in cells if cell.batch in (1, 256) and cell.parameters in sizes
+    ]
+    for cell in cells:
+        if cell.batch in (1, 16):
+            seconds = (cell.ms or 0.0) / 1e3
+            assert seconds == pytest.approx(comparison.expect_seconds(cell), rel=4)
