@@ -26,6 +26,12 @@ import httpx2
 
 from lapclip import __version__
 
+# A connection for each request; content as it is, because a small answer may unpack to a large one.
+HEADERS = {
+    "User-Agent": f"lapclip/{__version__}",
+    "Accept-Encoding": "identity",
+    "Connection": "close",
+}
 MAX_REDIRECTS = 3
 MAX_ADDRESSES = 4  # of one host that are tried
 MAX_LOOKUPS = 32  # at the same time; a lookup has no time limit and may outlive its request
@@ -125,8 +131,8 @@ async def post(
     """Send a request over a connection of its own. The caller limits its time."""
     try:
         async with (
-            _client(tls_context()) as client,
-            client.stream("POST", url, content=content, headers=headers) as response,
+            httpx2.AsyncClient(verify=tls_context(), trust_env=False, timeout=None) as client,
+            client.stream("POST", url, content=content, headers={**HEADERS, **headers}) as response,
         ):
             body = await _read(response, max_bytes)
             return Answer(response.status_code, response.headers, body)
@@ -167,8 +173,10 @@ async def fetch_public(
             for _ in range(MAX_REDIRECTS + 1):
                 host, path, written_host = _checked_parts(url)
                 addresses = await _public_addresses(host)
-                async with _client(tls) as client:
-                    response = await _connect(client, addresses, host, path, written_host, deadline)
+                async with httpx2.AsyncHTTPTransport(verify=tls, trust_env=False) as transport:
+                    response = await _connect(
+                        transport, addresses, host, path, written_host, deadline
+                    )
                     try:
                         if response.status_code in REDIRECTS:
                             url = urljoin(url, response.headers.get("Location", ""))
@@ -186,20 +194,6 @@ async def fetch_public(
             reason = "its server could not be reached, or broke off."
         raise RequestFailed(reason) from None
     raise RequestFailed(f"it is redirected more than {MAX_REDIRECTS} times.")
-
-
-def _client(tls: ssl.SSLContext) -> httpx2.AsyncClient:
-    """Return a client for one request, without proxies, redirects and time limits of its own."""
-    return httpx2.AsyncClient(
-        verify=tls,
-        trust_env=False,
-        timeout=None,
-        headers={
-            "User-Agent": f"lapclip/{__version__}",
-            "Accept-Encoding": "identity",
-            "Connection": "close",
-        },
-    )
 
 
 def _checked_parts(url: str) -> tuple[str, str, str]:
@@ -273,7 +267,7 @@ async def _look_up(host: str) -> list[str]:
 
 
 async def _connect(
-    client: httpx2.AsyncClient,
+    transport: httpx2.AsyncHTTPTransport,
     addresses: list[str],
     host: str,
     path: str,
@@ -284,15 +278,17 @@ async def _connect(
     loop = asyncio.get_running_loop()
     for number, address in enumerate(addresses):
         seconds = (deadline - loop.time()) / (len(addresses) - number)
-        request = client.build_request(
+        request = httpx2.Request(
             "GET",
             httpx2.URL(scheme="https", host=address, raw_path=path.encode()),
-            headers={"Host": written_host, "Accept": "image/*"},
-            timeout=httpx2.Timeout(None, connect=seconds),
-            extensions={"sni_hostname": host},  # the certificate must be the host's
+            headers={**HEADERS, "Host": written_host, "Accept": "image/*"},
+            extensions={
+                "sni_hostname": host,  # the certificate must be the host's
+                "timeout": httpx2.Timeout(None, connect=seconds).as_dict(),
+            },
         )
         try:
-            return await client.send(request, stream=True)
+            return await transport.handle_async_request(request)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             if _is_certificate_error(error) or number == len(addresses) - 1:
                 raise
