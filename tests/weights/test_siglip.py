@@ -160,6 +160,20 @@ def test_a_vocabulary_that_sentencepiece_trains_is_read_as_it_reads_it() -> None
     assert max(longer.encode("<extra_id_0> a dog", 64)) < longer.vocabulary
 
 
+def test_hostile_pieces_are_refused_and_crash_nothing() -> None:
+    messages: Any = sentencepiece_model_pb2
+    whole = VOCABULARIES["siglip"].read_bytes()
+    long_piece = messages.ModelProto.FromString(whole)
+    long_piece.pieces.add(piece="a" * 4_000_000, score=-1.0)
+    astray = messages.ModelProto.FromString(whole)  # its trie begins far outside of itself
+    charsmap = bytearray(astray.normalizer_spec.precompiled_charsmap)
+    charsmap[4:8] = (0x7FFFFE00).to_bytes(4, "little")
+    astray.normalizer_spec.precompiled_charsmap = bytes(charsmap)
+    for hostile in (long_piece, astray):
+        with pytest.raises(DataError, match="no file of SentencePiece"):
+            SentencePieceTokenizer(hostile.SerializeToString(), "canonical")
+
+
 READERS = {
     kind: (siglip_tokenizer(kind), others_tokenizer(siglip_tokenizer(kind))[0])
     for kind in VOCABULARIES
