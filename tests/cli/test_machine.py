@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from lapclip.cli.machine import _cores, _torch, rows
 
 from ..conftest import lapclip
@@ -67,7 +65,6 @@ def test_a_person_gets_every_fact_and_the_next_command(here: Path) -> None:
     assert done.returncode == 0, done.stderr
     for word in (
         "cores",
-        "vectors",
         "memory",
         "swap",
         "disk",
@@ -100,7 +97,6 @@ def test_it_works_where_torch_is_not_installed(here: Path) -> None:
 def test_facts_that_nobody_knows_are_called_unknown() -> None:
     nothing = dict.fromkeys(
         [
-            "features",
             "swap_bytes",
             "swap_used_bytes",
             "disk_free_bytes",
@@ -112,8 +108,6 @@ def test_facts_that_nobody_knows_are_called_unknown() -> None:
             "watts",
             "energy_reason",
             "torch",
-            "performance_cores",
-            "efficiency_cores",
             "physical_cores",
         ]
     )
@@ -142,7 +136,7 @@ def test_facts_that_nobody_knows_are_called_unknown() -> None:
             }
         )
     )
-    assert told["cores"] == "unknown (kinds unknown), 4 threads, 2 usable here"
+    assert told["cores"] == "unknown, 4 threads, 2 usable here"
     assert told["heat"] == "unknown, clock unknown"
     assert told["power"] == "source unknown, no battery seen, low-power mode unknown"
     assert told["torch"] == "not installed"
@@ -150,29 +144,10 @@ def test_facts_that_nobody_knows_are_called_unknown() -> None:
     assert not any("None" in text for text in told.values())
 
 
-@pytest.mark.parametrize(
-    ("fast", "slow", "words"),
-    [(4, 4, "8 (4 performance and 4 efficiency)"), (8, 0, "8 (all of one kind)")],
-)
-def test_kinds_of_cores_in_words(fast: int, slow: int, words: str) -> None:
-    from lapclip.cli.machine import _cores
-
-    found = {
-        "performance_cores": fast,
-        "efficiency_cores": slow,
-        "physical_cores": 8,
-        "usable_cores": 8,
-        "cores": 8,
-    }
-    assert _cores(found).startswith(words)
-
-
 def test_one_thread_is_one_thread() -> None:
     build = {"version": "2", "cuda": None, "hip": None, "threads": 1, "vectors": "AVX2"}
     assert "1 thread," in _torch(build)
     cores = {
-        "performance_cores": None,
-        "efficiency_cores": None,
         "physical_cores": 1,
         "cores": 1,
         "usable_cores": 1,

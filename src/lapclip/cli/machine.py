@@ -51,10 +51,6 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     listed = [
         ("cores", _cores(found)),
         (
-            "vectors",
-            "unknown" if found["features"] is None else " ".join(found["features"]) or "none known",
-        ),
-        (
             "memory",
             f"{gigabytes(found['memory_bytes'])}, {gigabytes(found['memory_free_bytes'])} free",
         ),
@@ -73,19 +69,11 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _cores(found: dict[str, Any]) -> str:
-    fast, slow = found["performance_cores"], found["efficiency_cores"]
-    kinds = (
-        "kinds unknown"
-        if fast is None
-        else f"{fast} performance and {slow} efficiency"
-        if slow
-        else "all of one kind"
-    )
-    usable = (
-        f", {found['usable_cores']} usable here" if found["usable_cores"] != found["cores"] else ""
-    )
     physical = "unknown" if found["physical_cores"] is None else found["physical_cores"]
-    return f"{physical} ({kinds}), {counted(found['cores'], 'thread')}{usable}"
+    text = f"{physical}, {counted(found['cores'], 'thread')}"
+    if found["usable_cores"] != found["cores"]:
+        text += f", {found['usable_cores']} usable here"
+    return text
 
 
 def _swap(found: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ that fails the check on them goes back to float32 (`to_onnx.py`), which is the o
 from __future__ import annotations
 
 import logging
+import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,18 +24,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from lapclip.embedder import OnnxSession
 from lapclip.exporting.check import LEAST_COSINE, MOST_LOST, Embedded, cosines, recall_lost
-from lapclip.machine.facts import processor
 
 DYNAMIC, STATIC, WEIGHTS = "dynamic", "static", "weights"
 FLOAT = "float32"
 SPARED_SHARE = 8  # one in so many products of a static tower stays in float32 in the second step
 BOUNDS = ("Clip", "Relu")
 """Operations that bound a product. Quantized with it, the scale is that of what is left, not of what is cut off."""
-NO_OVERFLOW = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "dotprod", "neon", "asimd")
-"""Processor features that add products of bytes in 32 bits. Other Intel and AMD processors do so in 16 and overflow."""
 CALIBRATION_BATCH = 8
 MEASURE_BATCH = 32
 HELD_OUT_MARGIN = 0.1
@@ -116,9 +115,12 @@ def prepare(graph: Path, made: Path) -> None:
 
 
 def reduces_range() -> bool:
-    """Whether weights take 7 bits here, because products of 8 could overflow."""
-    features = processor().features
-    return features is not None and not any(feature in NO_OVERFLOW for feature in features)
+    """Return whether weights take 7 bits here.
+
+    Intel and AMD processors without VNNI add products of bytes in 16 bits, which can overflow.
+    """
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return is_x86 and not torch.cpu._is_vnni_supported()
 
 
 def _dynamic(graph: Path, step: Step, made: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from lapclip.machine.facts import accelerators, machine_facts, processor
+from lapclip.machine.facts import accelerators, logical_cores, machine_facts
 from lapclip.machine.other_programs import BUSY_SHARE
 from lapclip.machine.sensors import Sensors, power
 from lapclip.machine.system_memory import available_bytes
@@ -34,7 +34,9 @@ SECONDS = 0.5
 def overview(status: Status = lambda _: None) -> dict[str, Any]:
     """The machine and its check list, as one object."""
     status("asking the system")
-    facts = {**machine_facts(), **asdict(processor()), **_memory(), **_power(), **_watched()}
+    facts = {**machine_facts(), **_memory(), **_power(), **_watched()}
+    facts["physical_cores"] = psutil.cpu_count(logical=False)
+    facts["usable_cores"] = logical_cores()
     facts["accelerators"] = accelerators()
     status("asking torch")
     facts["torch"] = torch_build()
