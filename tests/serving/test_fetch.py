@@ -257,8 +257,7 @@ def test_an_image_by_its_address_has_the_vector_of_its_bytes(
 
 
 def test_other_dialects_take_addresses_too(fetching: Serving, network: Network) -> None:
-    image = {"type": "image_url", "image_url": {"url": f"https://{NAME}/image/5"}}
-    asked = {"messages": [{"role": "user", "content": [image]}]}
+    asked = {"input": [{"image": f"https://{NAME}/image/5"}]}
     answer = fetching.post("/v1/embeddings", asked)
     assert answer.json["data"][0]["embedding"] == embedding(fetching, f"https://{NAME}/image/5")
 

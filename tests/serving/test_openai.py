@@ -3,8 +3,6 @@
 - OpenAI: https://platform.openai.com/docs/api-reference/embeddings
 - infinity: `modality`, as its page at /docs says of POST /embeddings (infinity_emb 0.0.78, infinity_server.py)
 - Jina: lists of objects, `embedding_type`, `task`, `normalized` (https://api.jina.ai/openapi.json)
-- vLLM: `messages`, as its client does for a CLIP (https://docs.vllm.ai/en/stable/examples/pooling/embed/,
-  "Vision Embedding Online", run_clip)
 - LangChain: token ids, unless `check_embedding_ctx_length` is False, and up to 1,000 texts at once
   (https://reference.langchain.com/python/langchain-openai/embeddings/base/OpenAIEmbeddings)
 """
@@ -57,10 +55,6 @@ def close(found: np.ndarray, expected: np.ndarray) -> bool:
 
 def ask(served: Serving, **content: Any) -> Reply:
     return served.post("/v1/embeddings", {"model": "any", **content})
-
-
-def chat(*parts: Any) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": list(parts)}]
 
 
 def test_the_openai_package_gets_the_vectors_of_the_model(
@@ -146,37 +140,6 @@ def test_lists_of_texts_and_images_as_jina_has_them(served: Serving, expected: n
     options = {"task": "retrieval.query", "normalized": True, "embedding_type": "float"}
     assert close(vectors(ask(served, input=given, **options)), expected)
     assert close(vectors(ask(served, input=[{"image": URI}])), expected[2:])
-    bits = expected > 0
-    packed = {
-        kind: vectors(ask(served, input=given, embedding_type=kind))
-        for kind in ("binary", "ubinary")
-    }
-    assert (np.unpackbits(packed["ubinary"].astype(np.uint8), axis=1) == bits).all()
-    assert (packed["binary"] == packed["ubinary"] - 128).all()
-
-
-def test_messages_as_vllm_has_them(
-    client: openai.OpenAI, served: Serving, expected: np.ndarray
-) -> None:
-    def create(messages: Any) -> np.ndarray:
-        body = {"messages": messages, "model": "mine", "encoding_format": "float"}
-        more = {"continue_final_message": False, "add_special_tokens": False}
-        return vectors(
-            client.post("/embeddings", cast_to=CreateEmbeddingResponse, body={**body, **more})
-        )
-
-    image, text = (
-        {"type": "image_url", "image_url": {"url": URI}},
-        {"type": "text", "text": TEXTS[0]},
-    )
-    assert close(create(chat(image)), expected[2:])
-    assert close(create(chat(text)), expected[:1])
-    assert close(create([{"role": "user", "content": TEXTS[0]}]), expected[:1])
-    assert close(create(chat(image, {"type": "text", "text": ""})), expected[2:])
-    for messages in (chat(image, text), chat(text, text), [*chat(text), *chat(image)], chat(), []):
-        refused = ask(served, messages=messages)
-        assert refused.status == 400
-        assert refused.json["error"]["param"] == "messages"
 
 
 def test_token_ids_are_refused_with_the_setting_that_stops_them(client: openai.OpenAI) -> None:
@@ -219,14 +182,11 @@ def test_only_the_dimension_of_the_model_is_given(client: openai.OpenAI, served:
         ("input", {"input": None}),
         ("input[0]", {"input": [[]]}),
         ("input[1]", {"input": ["a", "\ud800"]}),
-        ("messages", {"input": "a", "messages": chat({"type": "text", "text": "a"})}),
         ("input[1]", {"input": ["a", None]}),
         ("input[1]", {"input": ["a", {"txt": "a"}]}),
         ("input[1]", {"input": ["a", {"text": "a", "image": RAW}]}),
         ("input[1]", {"input": ["a", {"image": RAW[:400]}]}),
         ("input[0]", {"input": ["https://example.org/a.jpg"], "modality": "image"}),
-        ("messages", {"messages": chat({"type": "image_url", "image_url": {"url": URI[:400]}})}),
-        ("messages.0.content.0.type", {"messages": chat({"type": "video_url"})}),
     ],
 )
 def test_what_cannot_be_had_is_refused_in_openais_form(

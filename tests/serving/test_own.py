@@ -182,7 +182,6 @@ def test_answers_that_are_far_longer_than_what_is_asked(served: Serving) -> None
         ("/classify", "images", {"images": [3] * 2049, "labels": LABELS}),
         ("/embed", "items", {"items": [3] * 2049}),
         ("/similarity", "others", {"items": [{"text": "a"}], "others": [3] * 2049}),
-        ("/v1/embeddings", "messages", {"messages": [3] * 2049}),
     ],
 )
 def test_long_lists_are_refused_before_they_are_read(
@@ -221,7 +220,6 @@ WRONG = [{}] * 1000
 MANY_ERRORS: dict[str, tuple[str, Any]] = {
     "fields": ("/embed", dict.fromkeys(map(str, range(100_000)))),
     "fields of items": ("/embed", {"items": [dict.fromkeys(map(str, range(60)))] * 2000}),
-    "parts": ("/v1/embeddings", {"messages": [{"role": "user", "content": WRONG}] * 100}),
 }
 
 

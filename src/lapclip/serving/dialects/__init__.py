@@ -5,7 +5,6 @@ A new dialect is one file here that makes a `Dialect` at its end, and its name i
 
 from __future__ import annotations
 
-import base64
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -91,17 +90,6 @@ def json_answer(content: Any, status: int = 200, headers: dict[str, str] | None 
     except orjson.JSONEncodeError:  # half a character, as in names of files that are no text
         written = to_json(content).encode()
     return Response(written, status, headers, "application/json")
-
-
-def packed(vectors: np.ndarray, form: str) -> Any:
-    """Vectors as an answer holds them: `float`, the `base64` of little-endian float32, or signs, eight in a byte, the
-    first in the highest bit (`ubinary`; `binary` is less by 128)."""
-    if form == "base64":
-        return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
-    if form in ("binary", "ubinary"):
-        signs = np.packbits(vectors > 0, axis=1)
-        return signs if form == "ubinary" else (signs.astype(np.int16) - 128).astype(np.int8)
-    return vectors
 
 
 TURNS = 8

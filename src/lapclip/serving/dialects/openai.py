@@ -1,8 +1,7 @@
-"""OpenAI's `/v1/embeddings` and `/v1/models`, and what other servers added to them so that images fit in.
+"""OpenAI's `/v1/embeddings` and `/v1/models`, with what other servers added for images.
 
 - infinity: `modality` says what the strings of `input` are.
-- Jina: `input` is a list of `{"text": ...}` and `{"image": ...}`; `embedding_type` packs signs into bytes.
-- vLLM: `messages` in place of `input`, with one text or one image; a CLIP has no vector of both together.
+- Jina: `input` is a list of `{"text": ...}` and `{"image": ...}`.
 
 One model is served, so any `model` is taken for it, and the answer says its real name. A `model` that is a fingerprint
 (16 hexadecimal digits) is a demand, as the header X-Lapclip-Model is.
@@ -11,26 +10,24 @@ One model is served, so any `model` is taken for it, and the answer says its rea
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 from starlette.responses import Response
 
 from lapclip.embedder import Encoder
 from lapclip.serving.dialects import (
-    LONGEST_LIST,
     Dialect,
     InTurns,
     json_answer,
-    packed,
 )
-from lapclip.serving.dialects.own import TINY_IMAGE, Demand, GivenItem, Strict, Unicode, is_unicode
+from lapclip.serving.dialects.own import TINY_IMAGE, Demand, GivenItem, Strict, is_unicode
 from lapclip.serving.items import Item, Text, image_from_text, is_image_text
-from lapclip.serving.refusals import BadItem, Fault, Refusal, TooLarge, Unknown, Unsupported
+from lapclip.serving.refusals import BadItem, Refusal, Unknown, Unsupported
 from lapclip.serving.service import ServedModel, Service
 
 FINGERPRINT = re.compile(r"[0-9a-f]{16}")
@@ -78,45 +75,8 @@ def _is_token(given: Any) -> bool:
     return isinstance(given, int) and not isinstance(given, bool)
 
 
-class MessageImage(Strict):
-    """An image of a message."""
-
-    url: str = Field(description="A data URI.", examples=[TINY_IMAGE])
-    detail: str | None = Field(None, description="Accepted; the model has one size.")
-
-
-class Part(Strict):
-    """A text or an image of a message."""
-
-    type: Literal["text", "image_url"]
-    text: Unicode | None = None
-    image_url: MessageImage | None = None
-
-    def item(self) -> Item:
-        if self.type == "text" and self.text is not None and self.image_url is None:
-            return Text(self.text)
-        if self.type == "image_url" and self.image_url is not None and self.text is None:
-            return image_from_text(self.image_url.url)
-        raise BadItem(f"a part of type {self.type} has {self.type} and nothing else.")
-
-
-def _as_parts(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-class Message(Strict):
-    """A message, as in a chat."""
-
-    role: str
-    content: Annotated[
-        list[Part],
-        Field(max_length=LONGEST_LIST, fail_fast=True),
-        BeforeValidator(_as_parts, json_schema_input_type=str | list[Part]),
-    ]
-
-
 class EmbeddingsRequest(Strict):
-    """Texts and images to embed: `input` or `messages`."""
+    """Texts and images to embed."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -130,15 +90,6 @@ class EmbeddingsRequest(Strict):
                     "encoding_format": "base64",
                 },
                 {"model": "mine", "input": [{"text": "a red bicycle"}, {"image": TINY_IMAGE}]},
-                {
-                    "model": "mine",
-                    "messages": [
-                        {
-                            "role": "user",
-                            "content": [{"type": "image_url", "image_url": {"url": TINY_IMAGE}}],
-                        }
-                    ],
-                },
             ]
         },
     )
@@ -149,12 +100,6 @@ class EmbeddingsRequest(Strict):
     ] = Field(
         None,
         description="A string, or a list of strings and objects. A string that is a data URI of an image is one.",
-    )
-    messages: list[Message] | None = Field(
-        None,
-        description="In place of input, as vLLM has it: one text or one image, for one vector.",
-        max_length=LONGEST_LIST,
-        fail_fast=True,
     )
     model: str | None = Field(
         None,
@@ -169,10 +114,8 @@ class EmbeddingsRequest(Strict):
         None,
         description="What the strings of input are, as infinity has it; images are data URIs or base64.",
     )
-    embedding_type: Literal["float", "base64", "binary", "ubinary"] | None = Field(
-        None,
-        description="As Jina has it, and before encoding_format, which some clients always send. "
-        "binary and ubinary: the signs of eight numbers in a byte, from -128 or from 0 on.",
+    embedding_type: Literal["float", "base64"] | None = Field(
+        None, description="Jina's name for encoding_format, which some clients send as well."
     )
     task: str | None = Field(
         None, description="Jina's; accepted, a CLIP has one vector for all tasks."
@@ -180,40 +123,18 @@ class EmbeddingsRequest(Strict):
     normalized: Literal[True] | None = Field(
         None, description="Jina's; vectors always have unit length."
     )
-    truncate: Literal[True] | None = Field(
-        None, description="Jina's; long texts are always cut to the context."
-    )
-    late_chunking: Literal[False] | None = Field(None, description="Jina's.")
-    add_special_tokens: bool | None = Field(
-        None, description="vLLM's; accepted, the tokenizer decides that."
-    )
-    continue_final_message: Literal[False] | None = Field(None, description="vLLM's.")
 
     def items(self) -> list[Item]:
         """What is to be embedded."""
-        if (self.input is None) == (self.messages is None):
-            raise BadItem("give either input or messages.", field="input")
-        if self.messages is not None:
-            return [_one_item(self.messages)]
         if not self.input:
             raise BadItem("There is nothing to embed.", field="input")
-        return [self._item(given, position) for position, given in enumerate(self.input or [])]
+        return [self._item(given, position) for position, given in enumerate(self.input)]
 
     def _item(self, given: str | GivenItem, position: int) -> Item:
         if isinstance(given, GivenItem):
             return given.item(position)
         is_image = is_image_text(given) if self.modality is None else self.modality == "image"
         return image_from_text(given, position=position) if is_image else Text(given)
-
-    @contextmanager
-    def naming_fields(self) -> Iterator[None]:
-        """Refusals of an item name the field that it was in. Messages are one item, whose position says nothing."""
-        try:
-            yield
-        except Refusal as refusal:
-            if self.messages is not None and isinstance(refusal, (BadItem, TooLarge, Fault)):
-                refusal.field, refusal.position = "messages", None
-            raise
 
 
 class EmbeddingObject(BaseModel):
@@ -283,16 +204,20 @@ def routes(service: Service) -> APIRouter:
 
     @router.post(
         "/v1/embeddings",
-        summary="Vectors, as OpenAI, infinity, Jina and vLLM are asked for them",
+        summary="Vectors, as OpenAI, infinity and Jina are asked for them",
         response_model=EmbeddingsAnswer,
     )
     async def embeddings(request: EmbeddingsRequest, demand: Demand = None) -> Response:
-        with InTurns(service, demand) as asked, request.naming_fields():
+        with InTurns(service, demand) as asked:
             _check_model(service, asked.model, request)
             items = request.items()
             vectors = await asked.embed("input", items)
             used = await _count_tokens(items, asked.model.encoder)
-        written = packed(vectors, request.embedding_type or request.encoding_format or "float")
+        written: Any = vectors
+        if "base64" in (request.embedding_type, request.encoding_format):
+            written = [
+                base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors
+            ]
         content = {
             "object": "list",
             "data": [
@@ -336,20 +261,6 @@ def _check_model(service: Service, model: ServedModel, request: EmbeddingsReques
             field="dimensions",
             hint=f"dimensions={model.dimension}, or leave it out",
         )
-
-
-def _one_item(messages: Sequence[Message]) -> Item:
-    """The text or the image of some messages. Empty texts beside an image are passed over, as vLLM does."""
-    parts = [part for message in messages for part in message.content]
-    if any(part.type == "image_url" for part in parts):
-        parts = [part for part in parts if part.text != ""]
-    if len(parts) != 1:
-        raise BadItem(
-            f"messages hold {len(parts)} texts and images. They get one vector, and a CLIP has no joint one.",
-            field="messages",
-            hint="one text or one image a request, or a list as input",
-        )
-    return parts[0].item()
 
 
 async def _count_tokens(items: Sequence[Item], encoder: Encoder) -> int:
