@@ -55,7 +55,6 @@ def train(**settings) -> list[float]:
         {
             "micro_batch": 4,
             "recompute": True,
-            "patch_dropout": 0.5,
             "crop": 0.5,
             "flip": 0.5,
             "cheap_size": 16,

@@ -73,7 +73,7 @@ def test_a_unique_field_may_stand_alone() -> None:
         ("train.batch_size=1", r"must be at least 2"),
         ("train.learning_rate=nan", r"must be a finite number"),
         ("data.source=/photos/\udcff", r"data\.source holds bytes that are no text"),
-        ("train.patch_dropout=2", r"must be at most 0\.95"),
+        ("train.symbol_dropout=2", r"must be at most 0\.9"),
         (
             "train.dtype=float23",
             r"cannot be 'float23'; it is one of auto, float32, bfloat16, float16",

@@ -239,12 +239,10 @@ class TrainConfig:
     """Share of the run in which the learning rate rises; afterwards it falls along a cosine."""
     clip_norm: float = setting(1.0, least=0.0)
     """Gradients longer than this are shortened to it; 0 never shortens."""
-    patch_dropout: float = setting(0.0, least=0.0, most=0.95)
-    """Share of the patches left out in the cheap part of the run. Evaluation always sees all."""
     cheap_size: int = setting(0, least=0)
     """Side of the images in the cheap part of the run, in pixels; 0 is the model's own."""
     cheap_share: float = setting(0.5, least=0.0, most=1.0)
-    """The cheap part: this share of the run, from its start. The rest sees images of full size with all patches."""
+    """The cheap part: this share of the run, from its start. The rest sees images of full size."""
     start: str = setting("")
     """The model to start from, as `--from` names it: a run, a folder or file of weights, or a name on the hub."""
     head_start: str = setting(RANDOM, choices=(RANDOM, CLOSED_FORM))
@@ -494,14 +492,6 @@ def build_config(layers: Sequence[Layer], shapes: Mapping[str, ModelConfig]) -> 
             f"{', '.join(origins)}: train.cheap_size {train.cheap_size} must be a multiple of model.patch "
             f"{model.patch}, at most model.image_size {model.image_size}.",
             hint=f"--set train.cheap_size={max(1, model.image_size // model.patch // 2) * model.patch}",
-        )
-    if train.patch_dropout and model.image_tower == "convolutions":
-        origins = [
-            layer.origin for layer in layers if "patch_dropout" in layer.values.get("train", {})
-        ]
-        raise ConfigError(
-            f"{', '.join(origins)}: train.patch_dropout needs patches, and a tower of convolutions has none.",
-            hint="--set train.patch_dropout=0",
         )
     return Config(
         model=model,

@@ -44,11 +44,11 @@ HALF = [
 def test_resumed_run_matches_uninterrupted_run_step_for_step(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train_small("train.patch_dropout=0.25", name="whole")
+    whole = train_small("train.crop=0.6", name="whole")
     asked = iter([None] * 6 + ["enough"])
     with monkeypatch.context() as patched:
         patched.setattr(Signals, "reason", lambda self: next(asked))
-        first = train_small("train.patch_dropout=0.25", name="parts")
+        first = train_small("train.crop=0.6", name="parts")
     assert (first.state, first.steps) == ("stopped", 7)
     second = resume("parts")
     assert (second.state, second.steps) == ("finished", 12)

@@ -128,12 +128,6 @@ def test_the_same_seed_gives_the_same_losses_and_another_gives_others(here: Path
     assert losses("one") == losses("same") != losses("other")
 
 
-def test_patch_dropout_trains_and_changes_the_losses(here: Path) -> None:
-    train_small("train.steps=4", name="all")
-    train_small("train.steps=4", "train.patch_dropout=0.5", name="half")
-    assert losses("all") != losses("half")
-
-
 def test_a_loss_that_is_not_a_number_ends_the_run_and_keeps_the_last_good_checkpoint(
     here: Path,
 ) -> None:

@@ -15,9 +15,9 @@ from lapclip.commands.evaluate import evaluate
 from lapclip.commands.evaluation_data import EvaluationRequest
 from lapclip.commands.resume import resume
 from lapclip.commands.train import Outcome, train
-from lapclip.config import build_config, parse_settings, read_recipe
+from lapclip.config import build_config, read_recipe
 from lapclip.embedder import load
-from lapclip.errors import ConfigError, DataError, RunError
+from lapclip.errors import DataError, RunError
 from lapclip.evaluation import note_on_few
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import read_events
@@ -224,11 +224,6 @@ def test_the_best_model_of_classes_is_the_one_that_tells_most_of_them_apart(here
     assert all(0 <= share <= 1 for share in told)
     kept = [event for event in scored if event["best"]][-1]
     assert kept["evaluation"]["zeroshot_top1"] == max(told)
-
-
-def test_patches_cannot_be_left_out_of_convolutions() -> None:
-    with pytest.raises(ConfigError, match="a tower of convolutions has none"):
-        build_config([read_recipe("photos"), parse_settings(["train.patch_dropout=0.5"])], SHAPES)
 
 
 def test_fewer_than_ten_pairs_are_refused_unless_asked_for(here: Path) -> None:

@@ -126,23 +126,6 @@ def test_image_tower_equals_plain_path(compute: Compute) -> None:
     assert_same(clip, clip.image(pixels), plain_image(clip, pixels))
 
 
-def test_keeping_every_patch_equals_dropping_none() -> None:
-    clip = model()
-    pixels = torch.randn(2, 3, SHAPE.image_size, SHAPE.image_size).double()
-    everything = torch.arange(tower(clip).patches).expand(2, -1)
-    torch.testing.assert_close(clip.image(pixels, everything), clip.image(pixels))
-
-
-def test_dropped_patches_do_not_matter() -> None:
-    clip = model()
-    pixels = torch.randn(1, 3, SHAPE.image_size, SHAPE.image_size).double()
-    changed = pixels.clone()
-    changed[:, :, : SHAPE.patch, : SHAPE.patch] += 1  # the first patch
-    kept = torch.arange(1, tower(clip).patches)[None]
-    torch.testing.assert_close(clip.image(changed, kept), clip.image(pixels, kept))
-    assert not torch.allclose(clip.image(changed), clip.image(pixels))
-
-
 def test_smaller_images_see_the_middle_of_the_position_embeddings() -> None:
     """Interpolation keeps what is constant, and keeps left to the left."""
     with torch.inference_mode():  # made in an evaluation, used in training

@@ -87,7 +87,7 @@ def step_on(device: Device, plan: BatchPlan, **settings) -> AnyStep:
         "steps": STEPS,
         "crop": 0.6,
         "flip": 0.5,
-        "patch_dropout": 0.5,
+        "cheap_size": 16,
         "cheap_share": 0.5,
     }
     config = TrainConfig(**{"dtype": "float32", **asked, **settings})

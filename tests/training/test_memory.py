@@ -46,14 +46,10 @@ def test_parts_follow_the_settings() -> None:
     assert 0.45 < half.activations / whole.activations < 0.6
     again = predict_bytes(shape, TrainConfig(batch_size=64, recompute=True, device="cpu"), 40)
     assert again.activations < whole.activations / 3
-    cheap = predict_bytes(
-        shape, TrainConfig(batch_size=64, patch_dropout=0.5, cheap_share=1.0, device="cpu"), 40
-    )
+    sized = TrainConfig(batch_size=64, cheap_size=160, device="cpu")
+    cheap = predict_bytes(shape, replace(sized, cheap_share=1.0), 40)
     assert 0.4 < cheap.activations / whole.activations < 0.7
-    assert (
-        predict_bytes(shape, TrainConfig(batch_size=64, patch_dropout=0.5, device="cpu"), 40)
-        == whole
-    )
+    assert predict_bytes(shape, sized, 40) == whole
 
 
 def test_what_fits_is_not_refused_and_what_does_not_names_the_figure(

@@ -13,11 +13,9 @@ from lapclip.model.shapes import SHAPES
 from lapclip.training.optimizer import (
     Muon,
     image_side,
-    is_cheap,
     learning_rate,
     make_optimizer,
     orthogonal,
-    patches_seen,
 )
 from lapclip.training.step import TrainStep
 
@@ -56,32 +54,11 @@ def test_learning_rate_of_the_shortest_runs_is_a_rate(warmup: float, steps: int)
     assert all(0 <= learning_rate(step, steps, config) <= 1 for step in range(1, steps + 1))
 
 
-MINI = SHAPES["mini"]
-
-
-def kinds(config: TrainConfig, *steps: int) -> list[tuple[int, tuple[int, int]]]:
-    cheap = [is_cheap(step, config.steps, config) for step in steps]
-    return [(image_side(each, config, MINI), patches_seen(each, config, MINI)) for each in cheap]
-
-
 def test_images_are_small_in_the_cheap_part_and_full_after_it() -> None:
     config = TrainConfig(steps=100, cheap_size=32, cheap_share=0.4)
-    assert kinds(config, 1, 40, 41, 100) == [
-        (32, (4, 4)),
-        (32, (4, 4)),
-        (64, (16, 16)),
-        (64, (16, 16)),
-    ]
-
-
-def test_patches_are_left_out_in_the_cheap_part_only() -> None:
-    config = TrainConfig(steps=100, patch_dropout=0.5, cheap_share=0.4)
-    assert kinds(config, 40, 41) == [(64, (8, 16)), (64, (16, 16))]
-    assert kinds(replace(config, cheap_size=32), 40, 41) == [(32, (2, 4)), (64, (16, 16))]
-
-
-def test_without_cheap_settings_there_is_no_cheap_part_to_see() -> None:
-    assert kinds(TrainConfig(steps=100), 1, 100) == [(64, (16, 16)), (64, (16, 16))]
+    sides = [image_side(step, config, SHAPES["mini"]) for step in (1, 40, 41, 100)]
+    assert sides == [32, 32, 64, 64]
+    assert image_side(1, TrainConfig(steps=100), SHAPES["mini"]) == 64
 
 
 @pytest.mark.parametrize("size", [20, 80])

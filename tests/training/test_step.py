@@ -156,20 +156,6 @@ def test_parts_are_named_after_towers_and_blocks() -> None:
     assert part_of("image.transformer.blocks.11.mlp.0.bias") == "image.11"
 
 
-def test_patches_dropped_depend_on_the_step_and_are_the_right_share() -> None:
-    step = step_of(patch_dropout=0.5)
-    first, again, other = (step._draw_patches(4, number, cheap=True) for number in (1, 1, 2))
-    assert first is not None
-    assert again is not None
-    assert other is not None
-    assert first.shape == (4, 8)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert all(len(set(row.tolist())) == 8 for row in first)
-    assert step._draw_patches(4, 1, cheap=False) is None
-    assert step_of()._draw_patches(4, 1, cheap=True) is None
-
-
 @pytest.mark.parametrize("micro_batch", [1, 3, 4, 8])
 @pytest.mark.parametrize(
     "changes",
@@ -177,7 +163,6 @@ def test_patches_dropped_depend_on_the_step_and_are_the_right_share() -> None:
         {},
         {"loss": "sigmoid"},
         {"word_weight": 0.5},
-        {"patch_dropout": 0.5},
         {"crop": 0.5, "flip": 0.5, "cheap_size": 16},
         {"recompute": True, "linear": "onednn"},
     ],

@@ -148,7 +148,7 @@ def test_a_quick_form_that_is_wrong_or_fails_is_not_taken() -> None:
 def test_a_form_that_fails_for_the_longest_sequences_is_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A run meets them after it was chosen: whole images where patches were dropped before, and longer captions."""
+    """A run meets them after it was chosen: longer captions."""
     asked = []
 
     def attention(
@@ -161,10 +161,10 @@ def test_a_form_that_fails_for_the_longest_sequences_is_not_taken(
 
     right = kernels.attention
     monkeypatch.setattr(kernels, "attention", attention)
-    shape, train = SHAPES["tiny"], dataclasses.replace(TRAIN, patch_dropout=0.75, linear="torch")
+    shape, train = SHAPES["tiny"], dataclasses.replace(TRAIN, linear="torch")
     choices, reasons = choose_kernels(shape, train, 8, CPU)
     patches = (shape.image_size // shape.patch) ** 2
-    assert {(False, shape.class_tokens + patches // 4), (True, 8)} < set(asked)
+    assert (True, 8) in asked
     assert {(False, shape.class_tokens + patches), (True, shape.context)} < set(asked)
     assert (choices["image_attention"], choices["text_attention"]) == ("fused", "fused")
     assert (

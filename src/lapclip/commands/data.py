@@ -425,9 +425,7 @@ def _timed_pair(config: Config, caption_tokens: int, towers: InitialWeights | No
                 / TIMED_PAIRS
             )
         batch = replace(batch, **{f"{tower}_features": features})
-    share = (
-        config.train.cheap_share if config.train.cheap_size or config.train.patch_dropout else 0.0
-    )
+    share = config.train.cheap_share if config.train.cheap_size else 0.0
     seconds = 0.0
     for number, weight in ((1, share), (2, 1 - share)):
         if weight:

@@ -798,7 +798,7 @@ def time_step_and_evaluation(trial: RunSetup, cheap_share: float) -> tuple[float
     """Seconds of a step, of which a share is cheap, and of an evaluation."""
     # In a run of two steps whose first half is cheap, step 1 is of one kind and step 2 of the other.
     train = trial.config.train
-    share = cheap_share if train.cheap_size or train.patch_dropout else 0.0
+    share = cheap_share if train.cheap_size else 0.0
     kinds = [(1, share)] * (share > 0) + [(2, 1 - share)] * (share < 1)
     seconds = sum(part * time_step(trial, number) for number, part in kinds)
     began = time.perf_counter()

@@ -1,6 +1,6 @@
 """CLIP: two towers into one space, and a learnt scale (and, for the sigmoid loss, a bias) of their similarities.
 
-Shapes: B batch, C colour channels, S image side, K patches seen, L tokens, E embedding.
+Shapes: B batch, C colour channels, S image side, L tokens, E embedding.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class CLIP(nn.Module):
         ):  # which has no values; drawing them there loads torch's compiler all the same
             initialise(self, torch.Generator().manual_seed(seed))
 
-    def encode_image(self, pixels_BCSS: Tensor, patches_BK: Tensor | None = None) -> Tensor:
-        """Unit-length embeddings of images."""
-        return F.normalize(self.image(pixels_BCSS, patches_BK).float(), dim=-1)
+    def encode_image(self, pixels_BCSS: Tensor) -> Tensor:
+        """Return unit-length embeddings of images."""
+        return F.normalize(self.image(pixels_BCSS).float(), dim=-1)
 
     def encode_text(self, tokens_BL: Tensor) -> Tensor:
         """Unit-length embeddings of captions."""

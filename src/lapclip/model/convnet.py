@@ -72,17 +72,16 @@ class ConvolutionTower(nn.Module):
         self.blocks_per_stage = shape.image_layers // STAGES
         self.projection = nn.Parameter(torch.empty(last_width(shape), shape.embedding))
 
-    def forward(self, pixels_BCSS: Tensor, patches_BK: Tensor | None = None) -> Tensor:
-        """Embeddings before normalisation."""
-        return self.finish(self.begin(pixels_BCSS, 0, patches_BK), 0)
+    def forward(self, pixels_BCSS: Tensor) -> Tensor:
+        """Return embeddings before normalization."""
+        return self.finish(self.begin(pixels_BCSS, 0), 0)
 
     @property
     def depth(self) -> int:
         return len(self.blocks)
 
-    def begin(self, pixels_BCSS: Tensor, block: int, patches_BK: Tensor | None = None) -> Tensor:
-        """What enters a block, counted from 0; after the last, its mean. There are no patches to leave out."""
-        assert patches_BK is None
+    def begin(self, pixels_BCSS: Tensor, block: int) -> Tensor:
+        """Return what enters a block, counted from 0, or the mean after the last one."""
         x_BCSS = pixels_BCSS.to(self._dtype, memory_format=torch.channels_last)
         for convolution in self.stem:
             x_BCSS = F.relu(convolution(x_BCSS))

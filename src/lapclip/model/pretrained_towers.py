@@ -198,13 +198,12 @@ class PretrainedImageTower(PretrainedTower):
         self.side = shape.image_size
         self.add_head(torch.zeros(1, 3, self.side, self.side), shape.head, shape.embedding)
 
-    def forward(self, pixels_BCSS: Tensor, patches_BK: Tensor | None = None) -> Tensor:
-        """Embeddings before normalisation."""
-        return self.finish(self.begin(pixels_BCSS, self.depth, patches_BK), self.depth)
+    def forward(self, pixels_BCSS: Tensor) -> Tensor:
+        """Return embeddings before normalization."""
+        return self.finish(self.begin(pixels_BCSS, self.depth), self.depth)
 
-    def begin(self, pixels_BCSS: Tensor, block: int, patches_BK: Tensor | None = None) -> Tensor:
-        """What enters a block, counted from 0; after the last, the features."""
-        assert patches_BK is None
+    def begin(self, pixels_BCSS: Tensor, block: int) -> Tensor:
+        """Return what enters a block, counted from 0, or the features after the last one."""
         # Channels last: what convolutions on a CPU are fastest with.
         pixels_BCSS = pixels_BCSS.contiguous(memory_format=torch.channels_last)
         with self._precision(pixels_BCSS.device):

@@ -8,7 +8,7 @@ looks at all patches after the last block (a head of multi-head attention poolin
 pooled at their last token, padding or not: the towers learnt to look at their padding, so that a caption always has its
 full length and is never trimmed.
 
-Shapes: B batch, C colour channels, S image side, P patches, K patches seen, L tokens, D width, E embedding.
+Shapes: B batch, C colour channels, S image side, P patches, L tokens, D width, E embedding.
 """
 
 from __future__ import annotations
@@ -51,23 +51,21 @@ class ImageTower(nn.Module):
         self.ln_post = LayerNorm(width)
         self.projection = nn.Parameter(torch.empty(width, shape.embedding))
 
-    def forward(self, pixels_BCSS: Tensor, patches_BK: Tensor | None = None) -> Tensor:
-        """Embeddings before normalisation. patches_BK chooses the patches to look at (patch dropout); None takes all.
+    def forward(self, pixels_BCSS: Tensor) -> Tensor:
+        """Return embeddings before normalization.
 
         Images may be smaller than the model's: the positions of their patches are interpolated.
         """
-        return self.finish(self.begin(pixels_BCSS, 0, patches_BK), 0)
+        return self.finish(self.begin(pixels_BCSS, 0), 0)
 
     @property
     def depth(self) -> int:
         return len(self.transformer.blocks)
 
-    def begin(self, pixels_BCSS: Tensor, block: int, patches_BK: Tensor | None = None) -> Tensor:
+    def begin(self, pixels_BCSS: Tensor, block: int) -> Tensor:
         """What enters a block, counted from 0."""
         grid = pixels_BCSS.shape[-1] // self.patch
         patches_BPD, positions_PD = self._cut(pixels_BCSS, grid), self._positions(grid)
-        if patches_BK is not None:
-            patches_BPD, positions_PD = self._chosen(patches_BPD, positions_PD, patches_BK)
         embedded_BPD = self._linear(patches_BPD.to(self._dtype), self.patch_weight.flatten(1))
         x_BPD = (
             embedded_BPD.to(positions_PD.dtype) + positions_PD
@@ -104,14 +102,6 @@ class ImageTower(nn.Module):
 
     def _linear(self, x: Tensor, weight_OI: Tensor) -> Tensor:
         return linear(x, weight_OI, None, self.compute.linear)
-
-    @staticmethod
-    def _chosen(
-        patches_BPD: Tensor, positions_PD: Tensor, patches_BK: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Dropped patches are left out before the first product, so they cost nothing."""
-        rows_B1 = torch.arange(len(patches_BK), device=patches_BK.device)[:, None]
-        return patches_BPD[rows_B1, patches_BK], positions_PD[patches_BK]
 
     def _positions(self, grid: int) -> Tensor:
         """The position embeddings of a grid of patches, (P, D)."""
@@ -255,15 +245,13 @@ class SiglipImageTower(ImageTower):
         self.ln_post = LayerNorm(width, eps=SIGLIP_EPSILON)
         self.head = PoolingHead(width, shape.image_heads, **sizes)
 
-    def begin(self, pixels_BCSS: Tensor, block: int, patches_BK: Tensor | None = None) -> Tensor:
+    def begin(self, pixels_BCSS: Tensor, block: int) -> Tensor:
         grid = pixels_BCSS.shape[-1] // self.patch
         seen = grid * self.patch
         patches_BPD, positions_PD = (
             self._cut(pixels_BCSS[..., :seen, :seen], grid),
             self._positions(grid),
         )
-        if patches_BK is not None:
-            patches_BPD, positions_PD = self._chosen(patches_BPD, positions_PD, patches_BK)
         weight_DI = self.patch_weight.flatten(1)
         embedded_BPD = linear(
             patches_BPD.to(self._dtype), weight_DI, self.patch_bias, self.compute.linear

@@ -313,7 +313,7 @@ def towers_to_cache(
                 "because each has new crops; with --set train.views=4 four of each are cached"
             )
             notes.append(f"images go through the frozen tower at each step, {new_crops}")
-        elif tower == "image" and (train.cheap_size or train.patch_dropout):
+        elif tower == "image" and train.cheap_size:
             notes.append(
                 "images go through the frozen tower at each step, because it sees them in several sizes"
             )

@@ -1,6 +1,6 @@
 """What an update works on: the tensors of a batch, by micro-batches, by shards, and on their way to a device.
 
-Shapes: B batch, S image side, C colour channels, K patches that are not dropped, L tokens, V vocabulary.
+Shapes: B batch, S image side, C colour channels, L tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ class Inputs:
     pixels_BSSC: Tensor
     tokens_BL: Tensor
     positives_BB: Tensor
-    patches_BK: Tensor | None
-    """The patches each image keeps; None keeps all."""
     boxes_B5: Tensor | None
     """The box of each image that is seen (`data/pixels.py`); None is all of it."""
     side: int

@@ -22,7 +22,6 @@ from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import ACCELERATOR, device_of
 from lapclip.machine.device import Device
 from lapclip.model.sizes import convolution_sizes, count_weights
-from lapclip.training.optimizer import image_side, patches_seen
 
 CPU_BASE, ACCELERATOR_BASE = 350_000_000, 100_000_000
 """Measured on the CPU: a process that has imported torch and taken a step of a tiny model. On accelerators an estimate
@@ -61,12 +60,9 @@ def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -
     exact, products = count_weights(model)
     micro = min(train.micro_batch or train.batch_size, train.batch_size)
     half = train.dtype in HALF
-    kinds = [
-        cheap
-        for cheap, share in ((True, train.cheap_share), (False, 1 - train.cheap_share))
-        if share > 0
-    ]
-    image = max(_image_bytes(model, train, cheap=cheap) for cheap in kinds)
+    is_always_cheap = bool(train.cheap_size) and train.cheap_share == 1
+    side = train.cheap_size if is_always_cheap else model.image_size
+    image = _image_bytes(model, train, side)
     activations = micro * (image + _text_bytes(model, train, caption_tokens))
     gradients = 4 * exact
     if micro >= train.batch_size:
@@ -157,12 +153,11 @@ def _text_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -> 
     )
 
 
-def _image_bytes(model: ModelConfig, train: TrainConfig, *, cheap: bool) -> int:
-    side = image_side(cheap, train, model)
+def _image_bytes(model: ModelConfig, train: TrainConfig, side: int) -> int:
     pixels = 4 * 3 * side * side
     if model.image_tower == "convolutions":
         return _convolution_bytes(model, train, side) + pixels
-    patches, _ = patches_seen(cheap, train, model)
+    patches = (side // model.patch) ** 2
     image = _tower_bytes(
         model.class_tokens + patches,
         model.image_width,

@@ -38,24 +38,14 @@ def learning_rate(step: int, steps: int, config: TrainConfig) -> float:
 
 
 def cheap_steps(steps: int, config: TrainConfig) -> int:
-    """How many steps the first part of the run has, with smaller images or fewer patches."""
-    return round(config.cheap_share * steps) if config.cheap_size or config.patch_dropout else 0
+    """Return how many steps the first part of the run has, whose images are smaller."""
+    return round(config.cheap_share * steps) if config.cheap_size else 0
 
 
-def is_cheap(step: int, steps: int, config: TrainConfig) -> bool:
-    """Whether a step belongs to that part."""
-    return step <= cheap_steps(steps, config)
-
-
-def image_side(cheap: bool, config: TrainConfig, model: ModelConfig) -> int:
-    """The side of the images the model sees, in pixels."""
-    return config.cheap_size if cheap and config.cheap_size else model.image_size
-
-
-def patches_seen(cheap: bool, config: TrainConfig, model: ModelConfig) -> tuple[int, int]:
-    """How many patches each image keeps, and how many it has."""
-    patches = (image_side(cheap, config, model) // model.patch) ** 2
-    return max(1, round(patches * (1 - (config.patch_dropout if cheap else 0.0)))), patches
+def image_side(step: int, config: TrainConfig, model: ModelConfig) -> int:
+    """Return the side of the images that the model sees at a step, in pixels."""
+    is_cheap = step <= cheap_steps(config.steps, config)
+    return config.cheap_size if is_cheap else model.image_size
 
 
 def make_optimizer(model: CLIP, config: TrainConfig, device: Device) -> torch.optim.AdamW:

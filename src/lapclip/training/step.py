@@ -1,6 +1,6 @@
 """One update: a batch in, a better model and what there is to know about the update out.
 
-Shapes: B batch, S image side, C colour channels, K patches that are not dropped, L tokens, E embedding.
+Shapes: B batch, S image side, C colour channels, L tokens, E embedding.
 """
 
 from __future__ import annotations
@@ -35,15 +35,10 @@ from lapclip.model.clip import CLIP
 from lapclip.model.freezing import boundary, parts_of
 from lapclip.model.kernels import has_triton
 from lapclip.model.pretrained_towers import PretrainedTower
-from lapclip.seeding import derived_seed, generator
+from lapclip.seeding import generator
 from lapclip.training.head_dropout import HeadDropout
 from lapclip.training.inputs import Inputs, Sent
-from lapclip.training.optimizer import (
-    apply_gradients,
-    image_side,
-    is_cheap,
-    patches_seen,
-)
+from lapclip.training.optimizer import apply_gradients, image_side
 from lapclip.training.precision import LossScale, RoundedCopy
 from lapclip.training.sharded_update import take_by_shards
 
@@ -170,15 +165,12 @@ class TrainStep:
         return self._dealt(inputs, batch) if together else inputs
 
     def _whole_inputs(self, batch: Batch, step: int) -> Inputs:
-        config = self.config
-        cheap = is_cheap(step, config.steps, config)
         inputs = Inputs(
             pixels_BSSC=torch.from_numpy(batch.pixels_BSSC),
             tokens_BL=torch.from_numpy(batch.tokens_BL),
             positives_BB=torch.from_numpy(batch.positives_BB),
-            patches_BK=self._draw_patches(len(batch.tokens_BL), step, cheap=cheap),
             boxes_B5=self._boxes(batch, step),
-            side=image_side(cheap, config, self.model.shape),
+            side=image_side(step, self.config, self.model.shape),
             lengths=self._lengths(batch.lengths_B, batch.tokens_BL.shape[1]),
             image_features=_as_tensor(batch.image_features),
             text_features=_as_tensor(batch.text_features),
@@ -309,7 +301,7 @@ class TrainStep:
 
     def _encode_image(self, inputs: Inputs, pixels_BCSS: Tensor | None) -> Tensor:
         if pixels_BCSS is not None:
-            return self.worker.encode_image(pixels_BCSS, inputs.patches_BK)
+            return self.worker.encode_image(pixels_BCSS)
         assert inputs.image_features is not None
         return self.worker.finish_image(inputs.image_features, self.boundaries["image"])
 
@@ -475,7 +467,7 @@ class TrainStep:
         return loss if self.loss_scale is None else loss * self.loss_scale.scale
 
     def micro_batches(self, inputs: Inputs) -> Iterator[Inputs]:
-        """Slices of a micro-batch each. What was drawn for the batch, such as dropped patches, is sliced with it."""
+        """Slices of a micro-batch each. What was drawn for the batch, such as crops, is sliced with it."""
         size = self.config.micro_batch
         for at in range(0, len(inputs), size):
             yield inputs.each(lambda tensor, at=at: tensor[at : at + size])
@@ -523,21 +515,6 @@ class TrainStep:
             aspects_B, share = np.ones(len(batch.sided_B)), 1.0  # drawn as the model is to see them
         draw = generator(self.config.seed, "boxes", step)
         return draw_boxes(batch.sided_B, aspects_B, crop, flip, draw, middle=share)
-
-    def _draw_patches(self, batch_size: int, step: int, *, cheap: bool) -> Tensor | None:
-        """Which patches each image keeps this step, in order; None keeps all."""
-        if self.model.shape.image_from:
-            return None
-        count, patches = patches_seen(cheap, self.config, self.model.shape)
-        if count == patches:
-            return None
-        draw = torch.Generator().manual_seed(derived_seed(self.config.seed, "patches", step))
-        return (
-            torch.rand(batch_size, patches, generator=draw)
-            .argsort(dim=1)[:, :count]
-            .sort(dim=1)
-            .values
-        )
 
 
 def gradients_of(leaves: Sequence[Tensor]) -> list[Tensor]:

@@ -55,7 +55,7 @@ class TowerSizes:
     hidden: int
     """Width inside the MLPs."""
     max_tokens: int
-    """Tokens of the longest possible caption, or of an image without dropped patches."""
+    """Tokens of the longest possible caption, or of an image."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def choose_kernels(
     """
     check_kernels(train, device)
     batch = min(train.batch_size, train.micro_batch or train.batch_size)
-    image, text = find_sizes(model, train, caption_tokens)
+    image, text = find_sizes(model, caption_tokens)
     operations = list_operations(model, train, image, text, device)
     choices, reasons = {}, {}
     for setting, operation in operations.items():
@@ -143,23 +143,20 @@ def check_kernels(train: TrainConfig, device: Device) -> None:
             )
 
 
-def find_sizes(
-    model: ModelConfig, train: TrainConfig, caption_tokens: int
-) -> tuple[TowerSizes, TowerSizes]:
+def find_sizes(model: ModelConfig, caption_tokens: int) -> tuple[TowerSizes, TowerSizes]:
     """Return the sizes of the image tower and of the text tower."""
     text = TowerSizes(
         caption_tokens, model.text_width, model.text_heads, model.text_hidden, model.context
     )
     if model.image_tower == "convolutions":
         return text, text  # it has no attention and no large linear layers: the text tower decides
-    all_patches = (model.image_size // model.patch) ** 2
-    patches = max(1, round(all_patches * (1 - train.patch_dropout)))
+    tokens = model.class_tokens + (model.image_size // model.patch) ** 2
     image = TowerSizes(
-        model.class_tokens + patches,
+        tokens,
         model.image_width,
         model.image_heads,
         model.image_hidden,
-        model.class_tokens + all_patches,
+        tokens,
     )
     return image, text
 

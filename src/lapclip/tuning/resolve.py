@@ -293,7 +293,7 @@ def recall_step_seconds(config: Config) -> float | None:
 
 
 def _question(config: Config, batch: Batch) -> Question:
-    settings = [*Setting.__dataclass_fields__, "recompute", "patch_dropout", "cheap_size", "shards"]
+    settings = [*Setting.__dataclass_fields__, "recompute", "cheap_size", "shards"]
     requested: dict[str, Any] = {name: getattr(config.train, name) for name in settings}
     details = {
         "model": str(config.model),

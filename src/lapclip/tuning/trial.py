@@ -190,7 +190,6 @@ class TrialBench:
         train = replace(
             config.train,
             clip_norm=0.0,
-            patch_dropout=0.0,
             cheap_size=0,
             crop=1.0,
             flip=0.0,
