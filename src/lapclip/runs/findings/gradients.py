@@ -36,11 +36,6 @@ LEARNT = 0.1
 """Share of the loss of guessing under which gradients are small because there is nothing left to learn."""
 ONE_SIDED = 0.01
 """Share of the other tower's gradient. In healthy runs the towers differ twentyfold at most, for a moment."""
-ONE_WAY = 2.0
-"""Times the recall of the other way, with intervals that do not touch."""
-OVERFLOWS = 0.1
-"""Share of the latest updates. float16 loses one in a thousand while it finds its scale
-(`src/lapclip/training/precision.py`)."""
 
 
 @check(
@@ -116,8 +111,7 @@ def vanishing(summary: Summary, around: Surroundings) -> Found | Verdict:
     "one-tower",
     "warning",
     "One tower learns and the other does not",
-    f"a tower has no gradients, or under {ONE_SIDED:.0%} of the other's; or one way of searching finds {ONE_WAY:g} "
-    "times what the other does",
+    f"a tower has no gradients, or under {ONE_SIDED:.0%} of the other's",
 )
 def one_tower(summary: Summary, around: Surroundings) -> Found | Verdict:
     parts = _part_norms(recent(summary.steps))
@@ -132,44 +126,6 @@ def one_tower(summary: Summary, around: Surroundings) -> Found | Verdict:
             f"see that the {what} differ from each other and that the {weak} tower is not frozen; then "
             f"{around.train_gentler(summary)}",
         )
-    return _one_way(summary, around)
-
-
-@check(
-    "overflows",
-    "warning",
-    "float16 overflows again and again",
-    f"more than {OVERFLOWS:.0%} of the latest updates were left out",
-)
-def overflows(summary: Summary, around: Surroundings) -> Found | Verdict:
-    if summary.setting("train", "dtype") != "float16":
-        return Verdict.CLEAR
-    if len(summary.steps) < LEAST_STEPS:
-        return Verdict.UNKNOWN
-    latest = recent(summary.steps)
-    lost = [event for event in latest if number(event.get("grad_norm")) is None]
-    if len(lost) <= OVERFLOWS * len(latest):
-        return Verdict.CLEAR
-    return Found(
-        f"{len(lost)} of the latest {len(latest)} updates were left out, because their gradients overflowed",
-        f"more room for large numbers: {around.train('train.dtype=float32')}",
-    )
-
-
-def _one_way(summary: Summary, around: Surroundings) -> Found | Verdict:
-    """Whether captions find images far better than images find captions, or the other way round."""
-    scores = summary.evaluations[-1]["evaluation"] if summary.evaluations else {}
-    ways = {"text to image": "t2i_r1", "image to text": "i2t_r1"}
-    recalls = {way: number(scores.get(name)) for way, name in ways.items()}
-    intervals = {way: mapping(scores.get("intervals")).get(name) for way, name in ways.items()}
-    worse, better = sorted(ways, key=lambda way: recalls[way] or 0.0)
-    match recalls[worse], recalls[better], intervals[worse], intervals[better]:
-        case (low, high, [_, ceiling], [floor, _]) if low is not None and high is not None:
-            if high > ONE_WAY * low and floor > ceiling:
-                return Found(
-                    f"held-out R@1 {high:.1%} {better}, {low:.1%} {worse}; the gradients of both towers are in balance",
-                    f"look for images or captions that are near to everything: {around.command('report')}",
-                )
     return Verdict.CLEAR
 
 
@@ -197,4 +153,4 @@ def _length(parts: dict[str, float], tower: str) -> float:
     return math.hypot(*(norm for part, norm in parts.items() if part.startswith(f"{tower}.")))
 
 
-CHECKS = (not_a_number, exploding, vanishing, one_tower, overflows)
+CHECKS = (not_a_number, exploding, vanishing, one_tower)

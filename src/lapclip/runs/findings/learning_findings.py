@@ -21,7 +21,6 @@ from lapclip.runs.findings.checks import (
     numbers,
     recent,
     validated,
-    warmup_steps,
 )
 from lapclip.runs.summary import Summary, batch_accuracy
 from lapclip.runs.trend import (
@@ -38,13 +37,8 @@ from lapclip.text import interval, number, percent
 STUCK = 0.97
 """Share of the loss of guessing, above which nothing has been learnt. A healthy run is below 0.9 after 40
 steps."""
-LOGIT_SCALE_CAP = math.log(100)
-"""Where the model holds its logit scale, as CLIP does (`src/lapclip/model/clip.py`)."""
-AT_CAP = 0.001
 SAME = 0.1
 """Spread of the logits under which a softmax is as good as even: the odds of two answers differ by a tenth."""
-LONG_WARMUP = 0.5
-"""Share of a run. Recipes take a tenth to two fifths; beyond a half the rate is at its height for a moment only."""
 WAYS = {"t2i": "text to image", "i2t": "image to text"}
 HEADS = "heads"
 AT_CHANCE_RANK, AT_CHANCE, ENOUGH_CANDIDATES = 10, "r10", 40
@@ -170,32 +164,6 @@ def overfitting(summary: Summary, around: Surroundings) -> Found | Verdict:
 
 
 @check(
-    "logit-scale-cap",
-    "warning",
-    "The logit scale is at its cap",
-    "the latest steps are all at the cap of ln(100), a temperature of 0.01, and the first was not",
-)
-def logit_scale_cap(summary: Summary, around: Surroundings) -> Found | Verdict:
-    scales = numbers(event.get("logit_scale") for event in summary.steps)
-    if not has_learnt_a_while(summary) or not scales:
-        return Verdict.UNKNOWN
-    latest = numbers(event.get("logit_scale") for event in recent(summary.steps))
-    if min(latest) < LOGIT_SCALE_CAP - AT_CAP or scales[0] >= LOGIT_SCALE_CAP - AT_CAP:
-        return Verdict.CLEAR  # published weights begin there
-    first = next(
-        e["step"]
-        for e in summary.steps
-        if (number(e.get("logit_scale")) or 0) >= LOGIT_SCALE_CAP - AT_CAP
-    )
-    return Found(
-        f"temperature 0.01 since step {first:,} (it began at {math.exp(-scales[0]):.3g}); "
-        "the loss asks for answers surer than it may have",
-        "usually the training pairs are known by heart, or the learning rate is too high: "
-        f"{around.train_gentler(summary)}",
-    )
-
-
-@check(
     "collapsed",
     "alarm",
     "All similarities are alike: the embeddings have collapsed",
@@ -218,30 +186,6 @@ def collapsed(summary: Summary, around: Surroundings) -> Found | Verdict:
         f"similarity {mean:.3f} for any image and caption, give or take {spread:.1g}; any two images "
         f"{images:.3f}, any two captions {captions:.3f} (1 is the same)",
         f"see that the {which} differ from each other; then {around.train_gentler(summary)}",
-    )
-
-
-@check(
-    "long-warm-up",
-    "warning",
-    "The warm-up takes most of the run",
-    f"it takes more than {LONG_WARMUP:.0%} of the steps",
-)
-def long_warm_up(summary: Summary, around: Surroundings) -> Found | Verdict:
-    if not summary.total_steps or number(summary.setting("train", "warmup")) is None:
-        return Verdict.UNKNOWN
-    steps = warmup_steps(summary)
-    if steps <= LONG_WARMUP * summary.total_steps:
-        return Verdict.CLEAR
-    whole = steps >= summary.total_steps
-    after = (
-        "never falls again"
-        if whole
-        else f"falls over the last {summary.total_steps - steps:,} only"
-    )
-    return Found(
-        f"the learning rate rises over {steps:,} of {summary.total_steps:,} steps and {after}",
-        f"a warm-up of a tenth of the run: {around.train('train.warmup=0.1')}",
     )
 
 
@@ -390,9 +334,7 @@ CHECKS = (
     stuck_loss,
     at_chance,
     overfitting,
-    logit_scale_cap,
     collapsed,
-    long_warm_up,
     small_batch,
     duplicate_captions,
     small_validation,

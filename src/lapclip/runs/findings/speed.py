@@ -9,7 +9,7 @@ from lapclip.machine.other_programs import BUSY_SHARE, count_free_cores
 from lapclip.runs.findings.checks import Found, Surroundings, Verdict, check, numbers, recent
 from lapclip.runs.summary import Summary
 from lapclip.suggest import command
-from lapclip.text import count, counted, duration, number
+from lapclip.text import count, number
 
 WAITING = 0.1
 """Share of a step. Below a tenth, more loader threads would gain next to nothing."""
@@ -18,15 +18,10 @@ MEASURED_STEPS = 5
 SLOWER = 1.3
 """Times the tuned step. Evaluations are left out of both; captions of other lengths and warm chips make a tenth."""
 TIMED_STEPS = 20
-OVER_TIME = 1.5
-"""Times the minutes asked for. A last evaluation and a slow spell make a fifth."""
 HELD_BACK, TIMES_HELD_BACK = 0.1, 3
 """Share of the readings of the sensors, ten seconds apart, and how often at least: one or two are a passing peak."""
 DISTURBED, TIMES_DISTURBED = 0.25, 3
 """The same where other programs use the cores."""
-WAITING_FOR_OTHERS, TOLD_OF_RANKS = 0.5, 3
-"""Share of a rank's time; below half, it still adds more than it costs. How often ranks have told of it at least: the
-first time holds their start."""
 
 
 @check(
@@ -74,28 +69,6 @@ def slower_than_tuned(summary: Summary, around: Surroundings) -> Found | Verdict
         f"{seconds * 1e3:.0f} ms a step, {tuned * 1e3:.0f} ms when tuned ({seconds / tuned:.1f} times){cores}",
         "look for other programs, low-power mode, battery and heat: lapclip machine; then time it afresh: "
         f"{around.tune()}",
-    )
-
-
-@check(
-    "over-time",
-    "warning",
-    "The run took longer than the minutes it was given",
-    f"it has trained for {OVER_TIME:g} times its --minutes",
-)
-def over_time(summary: Summary, around: Surroundings) -> Found | Verdict:
-    minutes, seconds = number(summary.setting("train", "minutes")), summary.training_seconds
-    if not minutes or not summary.step:
-        return Verdict.CLEAR if summary.started else Verdict.UNKNOWN
-    if seconds <= OVER_TIME * minutes * 60:
-        return Verdict.CLEAR
-    fitting = max(1, int(summary.step * minutes * 60 / seconds))
-    return Found(
-        f"{duration(seconds)} of training for {summary.step:,} of {summary.total_steps:,} steps, "
-        f"{seconds / 60 / minutes:.1f} times the {counted(minutes, 'minute')} it was given; the steps were chosen by "
-        "timing some before it began, so that since then something else needed the machine, or heat slowed it",
-        f"look for other programs, low-power mode and heat: lapclip machine; at this pace the minutes are enough for "
-        f"{counted(fitting, 'step')}: {around.train(f'train.steps={fitting}')}",
     )
 
 
@@ -167,43 +140,6 @@ def too_few_cores(summary: Summary, around: Surroundings) -> Found | Verdict:
 
 
 @check(
-    "waiting-for-others",
-    "warning",
-    "Machines that train together wait for each other",
-    f"one of them waits more than {WAITING_FOR_OTHERS:.0%} of its time",
-)
-def waiting_for_others(summary: Summary, around: Surroundings) -> Found | Verdict:
-    together = summary.machines()
-    if together is None:
-        return Verdict.CLEAR if summary.started else Verdict.UNKNOWN
-    if len(summary.ranks) < TOLD_OF_RANKS or not together.timed:
-        return Verdict.UNKNOWN
-    most = together.timed[-1]
-    if (most.waited or 0.0) <= WAITING_FOR_OTHERS:
-        return Verdict.CLEAR
-    advice = []
-    if around.state == "running":
-        advice.append(
-            f"go on with this computer alone: {around.command('stop')}, then {around.command('resume')}"
-        )
-    if batch := summary.batch_size:
-        advice.append(
-            "another run, with --machines or torchrun as before: a larger batch gives each more to do: "
-            f"{around.train(f'train.batch_size={2 * batch}')}"
-        )
-    if summary.setting("train", "exchange") != "bfloat16":
-        advice.append(
-            f"gradients in half precision are half as many bytes: {around.train('train.exchange=bfloat16')}"
-        )
-    least = together.timed[0]
-    return Found(
-        f"{most.name} waits {most.waited:.0%} of its time, {least.name} {least.waited:.0%}. {together.waiting} "
-        f"{together.speed}".strip(),
-        "\n".join(advice) or f"alone: {around.train()}",
-    )
-
-
-@check(
     "competing-runs",
     "warning",
     "Runs compete for the machine",
@@ -239,9 +175,7 @@ def _core_use(event: dict[str, Any]) -> list[Any]:
 CHECKS = (
     waiting_for_data,
     slower_than_tuned,
-    over_time,
     throttled,
     too_few_cores,
-    waiting_for_others,
     competing_runs,
 )
