@@ -135,19 +135,18 @@ def doctor() -> str:
 
 `lapclip doctor` reads the events of the newest run, `lapclip doctor RUN` those of another, before, during and after
 training. Each finding comes with the numbers that show it and a next step, usually a command; `lapclip watch` shows the
-same findings as alarms. With no run here it checks the machine instead, as `lapclip machine` does.
+same findings as alarms.
 
 An alarm needs a hand now, a warning costs quality or time, a note is good to know. Nothing is said before there is
-enough to go by: what is too early to tell, or was not recorded, is not checked; `--all` lists both. The thresholds,
+enough to go by: what is too early to tell, or was not recorded, is not checked. The thresholds,
 with the reason for each, are at the top of the files in `src/lapclip/runs/findings`.
 
 | id | severity | what it says | when it counts |
 |---|---|---|---|
 {chr(10).join(f"| `{check.id}` | {check.severity} | {check.title} | {check.counts} |" for check in CHECKS)}
 
-For scripts, `lapclip doctor --json` prints one object: `run` (null where there is none), `findings`, a list of objects
-with `id`, `severity`, `title`, `evidence` and `next`, the gravest first, and `checked` and `not_checked`, the ids of
-what was looked for and of what could not be. The exit status is 0 with and without findings.
+For scripts, `lapclip doctor --json` prints one object: `run` and `findings`, a list of objects with `id`, `severity`,
+`title`, `evidence` and `next`, the gravest first. The exit status is 0 with and without findings.
 
 In Python, without torch:
 

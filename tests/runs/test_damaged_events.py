@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lapclip.report.document import to_html
 from lapclip.report.run_report import run_report
 from lapclip.runs.events import parse_line, read_events
-from lapclip.runs.findings import examine
+from lapclip.runs.findings import findings
 from lapclip.runs.follow import Tail
 from lapclip.runs.forecast import forecast
 from lapclip.runs.summary import summarise
@@ -106,14 +106,14 @@ def examined(events: list[dict[str, Any]]) -> list[str]:
     """Write events down, read them back, and show them everywhere."""
     read = [event for event in map(parse_line, map(json.dumps, events)) if event is not None]
     summary = summarise(read)
-    found = examine(summary)
+    found = findings(summary)
     for state in ("running", "finished"):
-        view = RunView("run", state, summary, tuple(found.findings))
+        view = RunView("run", state, summary, tuple(found))
         view.to_dict(lambda view: [])
         json.dumps(snapshot({"working": view.working}, view), allow_nan=False)
         to_html(run_report(view, [], Path()))
     forecast(summary)
-    return [finding.id for finding in found.findings]
+    return [finding.id for finding in found]
 
 
 def test_the_run_is_one_that_many_checks_have_something_to_say_about() -> None:

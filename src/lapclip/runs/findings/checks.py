@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from lapclip.errors import RunError
@@ -131,13 +130,6 @@ class Finding:
     next: str
 
 
-class Verdict(Enum):
-    """What a check says where it finds nothing."""
-
-    CLEAR = "checked, and all is well"
-    UNKNOWN = "too early, or the numbers are not there"
-
-
 @dataclass(frozen=True)
 class Found:
     """What a check says where it finds something; the severity where it is not the usual one."""
@@ -147,7 +139,7 @@ class Found:
     severity: str = ""
 
 
-Examine = Callable[[Summary, Surroundings], Found | Verdict]
+Examine = Callable[[Summary, Surroundings], Found | None]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from lapclip.runs.findings.checks import (
     TOO_WILD,
     Found,
     Surroundings,
-    Verdict,
     check,
     contrastive_loss,
     has_learnt_a_while,
@@ -44,12 +43,10 @@ ONE_SIDED = 0.01
     "A number became NaN",
     "the run ended because its loss or gradient was not a number",
 )
-def not_a_number(summary: Summary, around: Surroundings) -> Found | Verdict:
+def not_a_number(summary: Summary, around: Surroundings) -> Found | None:
     error = str(summary.ending.get("error", ""))
-    if not summary.steps and not error:
-        return Verdict.UNKNOWN
     if NOT_A_NUMBER not in error:
-        return Verdict.CLEAR
+        return None
     text = error.partition("\nTry: ")[0]
     last = [
         f"gradient {norm:.3g}"
@@ -70,13 +67,13 @@ def not_a_number(summary: Summary, around: Surroundings) -> Found | Verdict:
     "Gradients explode",
     f"the latest are {EXPLODED} times as long as the first, or longer than {TOO_LONG:,}",
 )
-def exploding(summary: Summary, around: Surroundings) -> Found | Verdict:
+def exploding(summary: Summary, around: Surroundings) -> Found | None:
     first = _median_norm(summary.steps[:RECENT_STEPS])
     latest = _median_norm(recent(summary.steps))
     if len(summary.steps) < LEAST_STEPS or first is None or latest is None:
-        return Verdict.UNKNOWN
+        return None
     if latest < EXPLODED * max(1.0, first) and latest < TOO_LONG:
-        return Verdict.CLEAR
+        return None
     return Found(
         f"gradients {latest:.3g} long at step {summary.step:,}, {first:.3g} at first; {_longest(summary.steps[-1])}",
         f"see that the weights it began with are sound; then {around.train_gentler(summary)}",
@@ -89,15 +86,15 @@ def exploding(summary: Summary, around: Surroundings) -> Found | Verdict:
     "Gradients vanish",
     f"those of a part are below {VANISHED} times AdamW's epsilon while there is still something to learn",
 )
-def vanishing(summary: Summary, around: Surroundings) -> Found | Verdict:
+def vanishing(summary: Summary, around: Surroundings) -> Found | None:
     parts = _part_norms(recent(summary.steps))
     losses = numbers(contrastive_loss(event, summary) for event in recent(summary.steps))
     if not has_learnt_a_while(summary) or not summary.chance_loss or not parts or not losses:
-        return Verdict.UNKNOWN
+        return None
     least = VANISHED * (number(summary.setting("train", "epsilon")) or 0.0)
     gone = {part: norm for part, norm in parts.items() if norm <= least}
     if not gone or statistics.median(losses) < LEARNT * summary.chance_loss:
-        return Verdict.CLEAR
+        return None
     named = ", ".join(f"{part} {norm:.1e}" for part, norm in list(gone.items())[:4])
     more = f" and {len(gone) - 4} parts more" if len(gone) > 4 else ""
     return Found(
@@ -113,10 +110,10 @@ def vanishing(summary: Summary, around: Surroundings) -> Found | Verdict:
     "One tower learns and the other does not",
     f"a tower has no gradients, or under {ONE_SIDED:.0%} of the other's",
 )
-def one_tower(summary: Summary, around: Surroundings) -> Found | Verdict:
+def one_tower(summary: Summary, around: Surroundings) -> Found | None:
     parts = _part_norms(recent(summary.steps))
     if not has_learnt_a_while(summary) or not parts:
-        return Verdict.UNKNOWN
+        return None
     lengths = {tower: _length(parts, tower) for tower in TOWERS}
     weak, strong = sorted(TOWERS, key=lengths.__getitem__)
     if lengths[weak] < ONE_SIDED * lengths[strong]:
@@ -126,7 +123,7 @@ def one_tower(summary: Summary, around: Surroundings) -> Found | Verdict:
             f"see that the {what} differ from each other and that the {weak} tower is not frozen; then "
             f"{around.train_gentler(summary)}",
         )
-    return Verdict.CLEAR
+    return None
 
 
 def _median_norm(steps: list[dict[str, Any]]) -> float | None:

@@ -14,7 +14,6 @@ from lapclip.runs.findings.checks import (
     USUAL_RATE,
     Found,
     Surroundings,
-    Verdict,
     check,
     contrastive_loss,
     has_learnt_a_while,
@@ -56,13 +55,13 @@ FEW_PAIRS, VERY_FEW_PAIRS = 32, 16
     "The loss is that of guessing",
     f"the latest losses are above {STUCK:.0%} of the loss of guessing, after 30 steps and half of the warm-up",
 )
-def stuck_loss(summary: Summary, around: Surroundings) -> Found | Verdict:
+def stuck_loss(summary: Summary, around: Surroundings) -> Found | None:
     losses = numbers(contrastive_loss(event, summary) for event in recent(summary.steps))
     if not has_learnt_a_while(summary) or not summary.chance_loss or not losses:
-        return Verdict.UNKNOWN
+        return None
     loss, guessing = statistics.median(losses), summary.chance_loss
     if loss < STUCK * guessing:
-        return Verdict.CLEAR
+        return None
     rate = number(summary.setting("train", "learning_rate")) or 0.0
     evidence = (
         f"loss {loss:.2f} at step {summary.step:,}; guessing among {summary.batch_size} pairs gives {guessing:.2f}; "
@@ -88,7 +87,7 @@ def stuck_loss(summary: Summary, around: Surroundings) -> Found | Verdict:
     f"half of the steps are done, and the 95 % intervals of held-out R@{AT_CHANCE_RANK} reach down to chance both "
     f"ways, among {ENOUGH_CANDIDATES} candidates or more",
 )
-def at_chance(summary: Summary, around: Surroundings) -> Found | Verdict:
+def at_chance(summary: Summary, around: Surroundings) -> Found | None:
     late = summary.total_steps and summary.step >= summary.total_steps / 2
     # The latest on val, and the finished model on pairs that chose nothing: the best of many may be best by luck.
     judged = [
@@ -103,12 +102,10 @@ def at_chance(summary: Summary, around: Surroundings) -> Found | Verdict:
         final or has_learnt_a_while(summary)
     )  # a finished run will learn no more
     if early or not known or len(known) < len(judged):
-        return Verdict.UNKNOWN
-    told = any(
-        isinstance(other.examine(summary, around), Found) for other in (stuck_loss, collapsed)
-    )
+        return None
+    told = any(other.examine(summary, around) for other in (stuck_loss, collapsed))
     if told or not all(known):
-        return Verdict.CLEAR  # a model that learns nothing at all has findings of its own
+        return None  # a model that learns nothing at all has findings of its own
     accuracies = numbers(batch_accuracy(event) for event in recent(summary.steps))
     trained = statistics.median(accuracies) if accuracies else 0.0
     learnt = trained > BY_HEART / max(1, summary.batch_size)
@@ -142,12 +139,10 @@ def _causes(summary: Summary, around: Surroundings, *, learnt: bool) -> list[str
     f"{LEAST_RECALL_FALL:.0%} of its R@1 with {KNOWN_BY_HEART:.0%} of the training batches right, and the loss fell "
     "since; a note if the run ended early for it",
 )
-def overfitting(summary: Summary, around: Surroundings) -> Found | Verdict:
+def overfitting(summary: Summary, around: Surroundings) -> Found | None:
     held_out = validation(summary)
-    if held_out is None or held_out.trend is Trend.UNKNOWN:
-        return Verdict.UNKNOWN
-    if held_out.trend is not Trend.FALLING:
-        return Verdict.CLEAR
+    if held_out is None or held_out.trend is not Trend.FALLING:
+        return None
     step = held_out.kept["step"]
     evidence = (
         f"text to image R@1 on held-out pairs fell from {percent(held_out.recalls[0])} at step {step:,} to "
@@ -169,17 +164,15 @@ def overfitting(summary: Summary, around: Surroundings) -> Found | Verdict:
     "All similarities are alike: the embeddings have collapsed",
     f"held-out logits spread by less than {SAME:g}, after 30 steps and half of the warm-up",
 )
-def collapsed(summary: Summary, around: Surroundings) -> Found | Verdict:
+def collapsed(summary: Summary, around: Surroundings) -> Found | None:
     latest = summary.evaluations[-1] if summary.evaluations else {}
     similar = mapping(mapping(latest.get("evaluation")).get("similarities"))
     scales = numbers(event.get("logit_scale") for event in recent(summary.steps))
     if not has_learnt_a_while(summary) or not scales:
-        return Verdict.UNKNOWN
+        return None
     spread, mean = number(similar.get("spread")), number(similar.get("mean"))
-    if spread is None or mean is None:
-        return Verdict.UNKNOWN
-    if spread * math.exp(scales[-1]) >= SAME:
-        return Verdict.CLEAR
+    if spread is None or mean is None or spread * math.exp(scales[-1]) >= SAME:
+        return None
     images, captions = (number(similar.get(side)) or 0.0 for side in ("pictures", "captions"))
     which = "images" if images > captions else "captions"
     return Found(
@@ -195,12 +188,10 @@ def collapsed(summary: Summary, around: Surroundings) -> Found | Verdict:
     "The batch is too small for the loss to mean much",
     f"fewer than {VERY_FEW_PAIRS} pairs; a note below {FEW_PAIRS}",
 )
-def small_batch(summary: Summary, around: Surroundings) -> Found | Verdict:
+def small_batch(summary: Summary, around: Surroundings) -> Found | None:
     size = summary.batch_size
-    if not size:
-        return Verdict.UNKNOWN
-    if size >= FEW_PAIRS:
-        return Verdict.CLEAR
+    if not 0 < size < FEW_PAIRS:
+        return None
     images = number(mapping(summary.started.get("pairs")).get("train")) or 128
     larger = int(min(128, images))
     return Found(
@@ -255,7 +246,7 @@ UNSURE = 0.1
     "Many images share a caption",
     f"more than {REPEATED:.0%} of the held-out captions are repeats; a note if only training captions are",
 )
-def duplicate_captions(summary: Summary, around: Surroundings) -> Found | Verdict:
+def duplicate_captions(summary: Summary, around: Surroundings) -> Found | None:
     counted = {
         split: mapping(counts) for split, counts in mapping(summary.started.get("captions")).items()
     }
@@ -264,11 +255,9 @@ def duplicate_captions(summary: Summary, around: Surroundings) -> Found | Verdic
         for split, counts in counted.items()
         if (share := _distinct_share(counts)) is not None
     }
-    if not shares:
-        return Verdict.UNKNOWN
     repeated = {split: share for split, share in shares.items() if share < 1 - REPEATED}
     if not repeated:
-        return Verdict.CLEAR
+        return None
     counts_text = [
         f"{split}: {counts['captions']:,} captions, {counts['distinct']:,} of them different"
         for split, counts in counted.items()
@@ -298,13 +287,13 @@ def duplicate_captions(summary: Summary, around: Surroundings) -> Found | Verdic
     "Too few held-out pairs to tell",
     f"the 95 % interval of a recall near one half is wider than {UNSURE:.0%} to either side",
 )
-def small_validation(summary: Summary, around: Surroundings) -> Found | Verdict:
+def small_validation(summary: Summary, around: Surroundings) -> Found | None:
     count = number(mapping(summary.started.get("pairs")).get("val"))
     if not count:
-        return Verdict.UNKNOWN
+        return None
     margin = 1.96 * math.sqrt(0.25 / count)
     if margin <= UNSURE:
-        return Verdict.CLEAR
+        return None
     match mapping(validated(summary).get("intervals")).get("t2i_r1"):
         case [low, high] if number(low) is not None and number(high) is not None:
             recall = f"; 95 % interval of the best R@1 {low:.1%} to {high:.1%}"

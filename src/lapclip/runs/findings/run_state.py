@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from typing import Any
 
 from lapclip.config import TrainConfig
 from lapclip.errors import split_hint
 from lapclip.runs.curves import curve
 from lapclip.runs.events import mapping
-from lapclip.runs.findings.checks import Finding, Found, Surroundings, Verdict, check
+from lapclip.runs.findings.checks import Found, Surroundings, check
 from lapclip.runs.findings.gradients import NOT_A_NUMBER
 from lapclip.runs.summary import Summary
 from lapclip.text import count, number
@@ -21,21 +20,6 @@ SUSPECT = 0.7
 """The same, of a run that died: its last moments were not seen."""
 SWAPPED = 1_000_000_000
 """Bytes by which swap grows in a run that is short of memory; systems tidy up less (`machine/system_memory.py`)."""
-NEEDED = ("python", "torch")
-"""Without these nothing can train."""
-MACHINE_STEPS = {
-    "python": "a newer Python, for example with uv: uv venv --python 3.12",
-    "torch": "pip install --upgrade torch",
-    "memory": "close other programs, or train with less at once: lapclip train --set train.micro_batch=32",
-    "disk": "free some disk space, or work in another folder",
-    "power": "plug the machine in",
-    "low-power mode": "switch it off in the system's settings",
-    "other load": "close other programs, or wait until they are done",
-    "swap": "close other programs",
-    "throttling": "free the vents, raise the machine from the table, cool the room",
-    "accelerator": "the build of torch for it, from pytorch.org; until then lapclip train uses the CPU",
-}
-CANARY_STEP = "nothing: what the accelerator gets wrong is not used; a newer torch may do better"
 
 
 @check(
@@ -44,12 +28,10 @@ CANARY_STEP = "nothing: what the accelerator gets wrong is not used; a newer tor
     "Memory is nearly full",
     f"the peak is above {NEAR_LIMIT:.0%} of what the run could have",
 )
-def memory_limit(summary: Summary, around: Surroundings) -> Found | Verdict:
+def memory_limit(summary: Summary, around: Surroundings) -> Found | None:
     limit, peak = number(summary.started.get("memory_limit_bytes")), summary.peak_memory_bytes
-    if not limit or not peak:
-        return Verdict.UNKNOWN
-    if peak <= NEAR_LIMIT * limit:
-        return Verdict.CLEAR
+    if not limit or not peak or peak <= NEAR_LIMIT * limit:
+        return None
     return Found(
         f"peak {peak / 1e9:.2f} GB of the {limit / 1e9:.2f} GB that were to be had when the run began",
         f"close other programs; next time {_less_memory(summary, around)}, which gives the same result",
@@ -62,14 +44,12 @@ def memory_limit(summary: Summary, around: Surroundings) -> Found | Verdict:
     "The system swaps",
     f"swap has grown by {SWAPPED / 1e9:g} GB since the run began",
 )
-def swapping(summary: Summary, around: Surroundings) -> Found | Verdict:
+def swapping(summary: Summary, around: Surroundings) -> Found | None:
     swap = curve(summary.sensors, lambda event: event.get("swap_bytes"))
     fell = [event for event in summary.fallbacks if event.get("cause") == "swap"]
-    if not swap and not fell:
-        return Verdict.UNKNOWN
     grown = max(swap.y) - swap.y[0] if swap else 0.0
     if grown < SWAPPED and not fell:
-        return Verdict.CLEAR
+        return None
     change = "".join(f"; {event.get('text')}" for event in fell[-1:])
     return Found(
         f"swap grew by {grown / 1e9:.1f} GB{change}",
@@ -83,10 +63,10 @@ def swapping(summary: Summary, around: Surroundings) -> Found | Verdict:
     "The run goes on with other settings",
     "something failed and the run found a way on",
 )
-def fell_back(summary: Summary, around: Surroundings) -> Found | Verdict:
+def fell_back(summary: Summary, around: Surroundings) -> Found | None:
     others = [event for event in summary.fallbacks if event.get("cause") != "swap"]
     if not others:
-        return Verdict.CLEAR if summary.started else Verdict.UNKNOWN
+        return None
     change = mapping(others[-1].get("change"))
     changed = ", ".join(f"{name} = {value}" for name, value in change.items())
     known = [
@@ -107,11 +87,9 @@ def fell_back(summary: Summary, around: Surroundings) -> Found | Verdict:
     "The run died without a word",
     "no process works on it, and no event says how it ended",
 )
-def died(summary: Summary, around: Surroundings) -> Found | Verdict:
-    if not around.state:
-        return Verdict.UNKNOWN
+def died(summary: Summary, around: Surroundings) -> Found | None:
     if around.state != "died":
-        return Verdict.CLEAR
+        return None
     limit, peak = number(summary.started.get("memory_limit_bytes")), summary.peak_memory_bytes
     memory = f"; it held up to {peak / 1e9:.2f} GB" if peak else ""
     again = f"{around.resume()}, which goes on from the last checkpoint, to the same result"
@@ -124,12 +102,12 @@ def died(summary: Summary, around: Surroundings) -> Found | Verdict:
 
 
 @check("failed", "alarm", "The run failed", "an error ended it")
-def failed(summary: Summary, around: Surroundings) -> Found | Verdict:
+def failed(summary: Summary, around: Surroundings) -> Found | None:
     if summary.ending.get("type") != "failed":
-        return Verdict.CLEAR if summary.started else Verdict.UNKNOWN
+        return None
     error = str(summary.ending.get("error", ""))
     if NOT_A_NUMBER in error:
-        return Verdict.CLEAR  # a finding of its own
+        return None  # a finding of its own
     text, hint = split_hint(error)
     if not summary.started:
         return Found(f"before its first step: {text}", hint or around.resume())
@@ -141,9 +119,7 @@ def failed(summary: Summary, around: Surroundings) -> Found | Verdict:
 @check(
     "paused", "note", "The run is or was paused", "it waits for the machine, or the machine slept"
 )
-def paused(summary: Summary, around: Surroundings) -> Found | Verdict:
-    if not summary.started:
-        return Verdict.UNKNOWN
+def paused(summary: Summary, around: Surroundings) -> Found | None:
     if summary.paused and around.state in ("", "running"):
         return Found(
             f"since step {summary.step:,}: {summary.paused.get('reason')}",
@@ -156,7 +132,7 @@ def paused(summary: Summary, around: Surroundings) -> Found | Verdict:
             f"nothing happened for {minutes:.0f} min in all, {times}: the machine slept",
             "nothing is lost; a lid left open keeps it awake",
         )
-    return Verdict.CLEAR
+    return None
 
 
 def _less_memory(summary: Summary, around: Surroundings) -> str:
@@ -165,26 +141,3 @@ def _less_memory(summary: Summary, around: Surroundings) -> str:
 
 
 CHECKS = (memory_limit, swapping, fell_back, died, failed, paused)
-
-
-def computer_findings(checks: list[dict[str, Any]]) -> tuple[list[Finding], list[str]]:
-    """What of the list is not well, the gravest first, and the ids of what is known. Takes `overview()["checks"]`."""
-    known = [check for check in checks if check["ok"] is not None]
-    found = [
-        Finding(
-            id=_id(check["name"]),
-            severity="alarm" if check["name"] in NEEDED else "warning",
-            title=f"Not ready: {check['name']}",
-            evidence=check["text"],
-            next=MACHINE_STEPS.get(check["name"], CANARY_STEP),
-        )
-        for check in known
-        if not check["ok"]
-    ]
-    return sorted(found, key=lambda finding: finding.severity != "alarm"), [
-        _id(check["name"]) for check in known
-    ]
-
-
-def _id(name: str) -> str:
-    return f"machine-{name.replace(' ', '-')}"

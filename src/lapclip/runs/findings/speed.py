@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from lapclip.machine.other_programs import BUSY_SHARE, count_free_cores
-from lapclip.runs.findings.checks import Found, Surroundings, Verdict, check, numbers, recent
+from lapclip.runs.findings.checks import Found, Surroundings, check, numbers, recent
 from lapclip.runs.summary import Summary
 from lapclip.suggest import command
 from lapclip.text import count, number
@@ -30,15 +30,15 @@ DISTURBED, TIMES_DISTURBED = 0.25, 3
     "Training waits for data",
     f"loading takes more than {WAITING:.0%} of a typical step",
 )
-def waiting_for_data(summary: Summary, around: Surroundings) -> Found | Verdict:
+def waiting_for_data(summary: Summary, around: Surroundings) -> Found | None:
     measured = [event for event in summary.steps if isinstance(event.get("seconds"), dict)]
     phases = summary.phases()
     total = sum(phases.values())
     if len(measured) <= MEASURED_STEPS or not total or "load" not in phases:
-        return Verdict.UNKNOWN
+        return None
     share = phases["load"] / total
     if share <= WAITING:
-        return Verdict.CLEAR
+        return None
     threads = number(summary.setting("train", "loader_threads")) or 1
     return Found(
         f"{share:.0%} of a step ({phases['load'] * 1e3:.1f} of {total * 1e3:.1f} ms) is spent waiting for the next "
@@ -53,16 +53,16 @@ def waiting_for_data(summary: Summary, around: Surroundings) -> Found | Verdict:
     "Slower than this machine was timed to be",
     f"a step takes {SLOWER:g} times what it took when settings were chosen",
 )
-def slower_than_tuned(summary: Summary, around: Surroundings) -> Found | Verdict:
+def slower_than_tuned(summary: Summary, around: Surroundings) -> Found | None:
     tuned = number(summary.started.get("tuned_seconds"))
     gaps = numbers(event.get("gap") for event in recent(summary.steps))
     if (
         not tuned or len(gaps) < TIMED_STEPS or summary.fallbacks
     ):  # after a fallback the settings are others
-        return Verdict.UNKNOWN
+        return None
     seconds = statistics.median(gaps)
     if seconds <= SLOWER * tuned:
-        return Verdict.CLEAR
+        return None
     used = [number(share) or 0.0 for event in summary.sensors[-1:] for share in _core_use(event)]
     cores = f"; the cores are {sum(used) / len(used):.0%} in use, by all programs" if used else ""
     return Found(
@@ -78,13 +78,11 @@ def slower_than_tuned(summary: Summary, around: Surroundings) -> Found | Verdict
     "The processor is held back by heat",
     f"at {HELD_BACK:.0%} of the readings of the sensors, {TIMES_HELD_BACK} at least",
 )
-def throttled(summary: Summary, around: Surroundings) -> Found | Verdict:
+def throttled(summary: Summary, around: Surroundings) -> Found | None:
     known = [event for event in summary.sensors if isinstance(event.get("throttled"), bool)]
-    if not known:
-        return Verdict.UNKNOWN
     held = [event for event in known if event["throttled"]]
     if len(held) < max(TIMES_HELD_BACK, HELD_BACK * len(known)):
-        return Verdict.CLEAR
+        return None
     degrees = numbers(event.get("celsius") for event in held)
     heat = f", up to {max(degrees):.0f} C" if degrees else ""
     clocks = numbers(event.get("megahertz") for event in held)
@@ -105,15 +103,11 @@ def throttled(summary: Summary, around: Surroundings) -> Found | Verdict:
     f"at {DISTURBED:.0%} of the readings of the sensors, {TIMES_DISTURBED} at least, more than {BUSY_SHARE:.0%} of them, and "
     "so many that not every thread of a run on the CPU has one",
 )
-def too_few_cores(summary: Summary, around: Surroundings) -> Found | Verdict:
+def too_few_cores(summary: Summary, around: Surroundings) -> Found | None:
     known = [event for event in summary.sensors if _share_of_others(event) is not None]
-    if not known:
-        return Verdict.UNKNOWN
     devices = summary.tower_devices[-1] if summary.tower_devices else {}
     if "cpu" not in devices.values() or summary.machines() is not None:
-        return (
-            Verdict.CLEAR
-        )  # an accelerator needs little of them; ranks of one run are programs of their own
+        return None  # an accelerator needs few cores; ranks of one run are programs of their own
     threads = number(summary.setting("train", "threads")) or 1
     free = [count_free_cores(event["others"], len(_core_use(event)) or 1) for event in known]
     disturbed = [
@@ -122,7 +116,7 @@ def too_few_cores(summary: Summary, around: Surroundings) -> Found | Verdict:
         if event["others"] > BUSY_SHARE and left < threads
     ]
     if len(disturbed) < max(TIMES_DISTURBED, DISTURBED * len(known)):
-        return Verdict.CLEAR
+        return None
     first, used = (
         count(disturbed[0].get("step")),
         statistics.median(event["others"] for event in disturbed),
@@ -145,11 +139,9 @@ def too_few_cores(summary: Summary, around: Surroundings) -> Found | Verdict:
     "Runs compete for the machine",
     "another run in this folder is at work on the same device",
 )
-def competing_runs(summary: Summary, around: Surroundings) -> Found | Verdict:
-    if not around.state:
-        return Verdict.UNKNOWN
+def competing_runs(summary: Summary, around: Surroundings) -> Found | None:
     if around.state != "running" or not around.others:
-        return Verdict.CLEAR
+        return None
     rate = summary.pairs_per_second
     speed = f"; this one makes {rate:,.0f} pairs/s" if rate else ""
     first = around.others[0]
