@@ -2,7 +2,6 @@
 
     python benchmarks/losses.py                                        # the recipe first-run, on drawn scenes
     python benchmarks/losses.py flickr8k --recipe heads  # photos
-    python benchmarks/losses.py --losses sigmoid --set train.initial_bias=-10
 
 Runs go to a temporary folder. The last line is JSON.
 """

@@ -214,12 +214,6 @@ class TrainConfig:
     phrases: float = setting(0.0, least=0.0, most=0.95)
     """Share of the loss that phrases have: beside each whole caption a word or a few of any caption of the
     image, so that short questions are answered as well. 0 learns from whole captions alone. docs/finetune.md"""
-    initial_scale: float | str = setting(AUTO, least=0.1, most=100.0, choices=(AUTO,))
-    """What similarities are multiplied by at the start; it is learnt. `auto` is the loss's own, 14.3 for softmax and 10
-    for sigmoid, or what a model to start from has learnt with the same loss."""
-    initial_bias: float | str = setting(AUTO, least=-100.0, most=100.0, choices=(AUTO,))
-    """What the sigmoid loss adds to scaled similarities at the start; it is learnt. `auto` is -ln(batch_size - 1); the
-    published -10 suits batches near 22,000."""
     optimizer: str = setting("adamw", choices=("adamw", "muon"))
     """What updates weights: `adamw`, or `muon`, which takes the matrices of blocks a step of equal size in every
     direction and leaves the rest to AdamW. docs/photos.md says what it gives from random weights."""

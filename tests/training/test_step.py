@@ -82,9 +82,6 @@ def test_the_bias_of_the_sigmoid_loss_starts_where_guessing_is_and_learns() -> N
     assert metrics[0].logit_scale == pytest.approx(math.log(10))
     assert metrics[2].logit_bias != metrics[0].logit_bias
     assert "bias" in metrics[0].part_norms
-    asked = step_of(loss="sigmoid", initial_bias=-10.0, initial_scale=5.0)
-    assert asked(batch_of(), 1, 0.0, off())().logit_bias == -10
-    assert asked.model.logit_scale.item() == pytest.approx(math.log(5))
 
 
 def test_another_loss_starts_with_its_own_scale_and_the_same_goes_on_with_what_was_learnt() -> None:

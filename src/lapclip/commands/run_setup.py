@@ -305,7 +305,6 @@ def unused_settings(request: Request, config: Config, initial: InitialWeights | 
         "data.tokenizer": initial is not None and initial.tokenizer is not None,
         "model.logit_bias": config.model.logit_bias != loss.has_bias,
         "train.epochs": train.minutes > 0,
-        "train.initial_bias": not loss.has_bias,
         "train.label_smoothing": not loss.smooths,
         "train.matrix_rate": train.optimizer == "muon" and not train.learning_rate,
         "train.teacher_weight": not train.teacher,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lapclip.config import ALL, AUTO, Config, Layer, ModelConfig, TrainConfig, replace_in
+from lapclip.config import ALL, Config, Layer, ModelConfig, TrainConfig, replace_in
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.embedder import load_torch
 from lapclip.errors import ConfigError, RunError, first_line
@@ -142,8 +142,4 @@ def initialise_logits(model: CLIP, config: TrainConfig, *, new: bool) -> None:
     scale, bias = loss.initial_scale, loss.initial_bias(config.batch_size)
     if not new and (bias is None) == (model.logit_bias is None):
         scale, bias = None, None if model.logit_bias is None else model.logit_bias.item()
-    if config.initial_scale != AUTO:
-        scale = float(config.initial_scale)
-    if config.initial_bias != AUTO and bias is not None:
-        bias = float(config.initial_bias)
     model.start_logits(scale, bias)
