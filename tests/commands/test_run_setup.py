@@ -106,7 +106,6 @@ def test_the_model_is_built_once_and_the_plan_is_complete(
         "teacher",
         "tuned_seconds",
         "features",
-        "closed_form",
     }
 
 

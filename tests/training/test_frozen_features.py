@@ -285,22 +285,6 @@ def test_micro_batches_change_nothing(
     np.testing.assert_allclose(losses("whole"), losses("parts"), rtol=0, atol=2e-5)
 
 
-def closed_form(name: str) -> dict | None:
-    return next(read_events(Path("runs") / name / "events.jsonl"))["closed_form"]
-
-
-def test_heads_are_told_what_a_closed_form_reaches(
-    here: Path, runs: Callable[[str, str], None]
-) -> None:
-    runs("heads", "heads")
-    found = closed_form("heads")
-    assert found is not None
-    assert 0 <= found["t2i_r1"] <= found["t2i_r10"] <= 1
-    assert "a linear fit of the two networks, before training" in notes("heads")
-    runs("last-blocks", "more")  # what more than heads learns has no closed form
-    assert closed_form("more") is None
-
-
 def test_a_run_of_heads_starts_with_few_lines(here: Path, runs: Callable[[str, str], None]) -> None:
     runs("heads", "heads")
     started = next(read_events(Path("runs/heads/events.jsonl")))
@@ -308,7 +292,7 @@ def test_a_run_of_heads_starts_with_few_lines(here: Path, runs: Callable[[str, s
     assert len(lines) <= 6
     assert lines[0].startswith("training: 64 images, ")
     assert "held out" in lines[0]
-    assert not any("features of" in line or "closed form" in line for line in lines)
+    assert not any("features of" in line for line in lines)
 
 
 def test_a_checkpoint_holds_what_learns_and_the_model_is_whole(

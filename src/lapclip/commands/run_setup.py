@@ -66,7 +66,6 @@ from lapclip.training.feed import ready
 from lapclip.training.frozen_features import (
     CachedFeatures,
     cache_features,
-    closed_form,
     start_heads,
     towers_to_cache,
     with_features,
@@ -393,8 +392,6 @@ class RunSetup(Ingredients):
     """The batches, with the features and the teacher's embeddings in them."""
     step: AnyStep
     embedder: Embedder
-    closed_form: dict[str, float] | None = None
-    """Recall on val without any training, where heads alone learn."""
 
 
 def set_up(
@@ -464,10 +461,6 @@ def set_up(
         setup = add_notes(setup, lora_notes(setup.config, setup.step.model))
         if is_partly_frozen(setup.config):
             setup = fit_micro_batch(setup)
-        if setup.features and (found := closed_form(setup.features, setup.data)):
-            scored = f"text to image R@1 {found['t2i_r1']:.1%} among the {len(setup.data.held_out):,} images of val"
-            note = f"a linear fit of the two networks, before training: {scored}"
-            setup = add_notes(replace(setup, closed_form=found), [note])
         if setup.config.train.minutes:
             setup = fill_minutes(
                 setup, asked_evaluations="evaluate_every_epochs" in request.asked("train")

@@ -608,7 +608,6 @@ def started(training: Training, setup: RunSetup, notes: list[str], laps: Laps) -
         tuned_seconds=setup.tuned_seconds,
         memory_limit_bytes=held + device.free_bytes(),
         chance_loss=LOSSES[train.loss].chance(train.batch_size),
-        closed_form=setup.closed_form,
         set_up_seconds=dict(laps.seconds),
         hardware={device.kind: device.label},
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lapclip.evaluation import RANKS, WAYS
 from lapclip.report.document import (
     Block,
     Gallery,
@@ -134,12 +133,6 @@ def _metrics(summary: Summary) -> list[Section]:
     if number(scores.get("t2i_r1")) is None:
         return []
     recall = recall_table({}, scores)
-    closed = mapping(summary.started.get("closed_form"))
-    if number(closed.get("t2i_r1")) is not None and scores.get("split") == "val":
-        for way, name in WAYS.items():
-            recalls = [percent(closed.get(f"{way}_r{rank}")) for rank in RANKS]
-            name = f"{name}, linear heads fitted before training (val)"
-            recall.rows.append([name, *recalls, "", ""])
     finished = summary.ending.get("type") == "finished"
     kept = "The best model so far"
     if summary.progress.best_step:

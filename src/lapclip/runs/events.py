@@ -73,8 +73,6 @@ class Started(Event):
     """What was asked for and could not be had, in words."""
     chance_loss: float | None = None
     """The loss of guessing: ln(batch size) for the softmax loss."""
-    closed_form: dict[str, float] | None = None
-    """Where heads alone learn: recall on val of linear heads that were fitted before training."""
     set_up_seconds: dict[str, float] = field(default_factory=dict)
     """How long each phase took before the first step."""
     hardware: dict[str, str] = field(default_factory=dict)

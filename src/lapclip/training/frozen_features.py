@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -29,7 +28,6 @@ from lapclip.data.tokenizers import pad
 from lapclip.embedder import Embedder, distinct_captions
 from lapclip.errors import DataError
 from lapclip.evaluation.closed_form import fit_cca, normed
-from lapclip.evaluation.retrieval import retrieval
 from lapclip.fingerprint import frozen_fingerprint
 from lapclip.machine.desktop import ends_in_order
 from lapclip.machine.ranks import ALONE, Ranks
@@ -221,19 +219,6 @@ def cache_features(
 
 MOST_FITTED = 10_000
 """Images that the closed form is fitted to; more would cost memory and change little."""
-
-
-def closed_form(features: CachedFeatures, data: DataSet) -> dict[str, float] | None:
-    """What heads have to beat: recall on the pairs that choose the best model, of linear heads by canonical correlation
-    analysis, without any training. None where more learns than the heads of both towers."""
-    scored, pairs = features.held_out, _fitted_pairs(features, data)
-    if pairs is None or scored.image is None or scored.text is None:
-        return None
-    maps = fit_cca(*pairs)
-    _, which_M, owner_M = distinct_captions(data.held_out)
-    texts = maps.texts(normed(scored.text.values))[which_M]
-    found = retrieval(maps.images(normed(scored.image)), texts, owner_M)
-    return {name: value for name, value in found.items() if re.fullmatch(r"(t2i|i2t)_r\d+", name)}
 
 
 START_POWER = 0.5
