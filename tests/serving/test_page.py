@@ -37,16 +37,10 @@ def test_repeated_items_come_from_the_cache(served: Serving) -> None:
     )  # a row would hold its whole batch
 
 
-def test_the_description_knows_the_requests_and_loads_nothing_from_elsewhere(
-    served: Serving,
-) -> None:
+def test_the_description_knows_the_requests(served: Serving) -> None:
     described = served.get("/openapi.json").json
     assert "/embed" in described["paths"]
     assert "422" not in described["paths"]["/embed"]["post"]["responses"]
-    page = served.get("/docs").body.decode()
-    assert "//" not in page.replace("<!doctype", "")
-    assert served.get("/docs/swagger-ui-bundle.js").status == 200
-    assert served.get("/docs/..%2fpage.html").status == 404
 
 
 @needs_browser
@@ -70,7 +64,5 @@ def test_the_page_shows_the_model_and_compares_captions(
     page.wait_for_selector("#results li")
     shown = page.locator("#results li span:first-child").all_text_contents()
     assert sorted(shown) == ["<b>two snails</b>", "a red cat"]
-    page.goto(served.url + "/docs")
-    page.wait_for_selector("text=/embed")
     assert faults == []
     page.close()

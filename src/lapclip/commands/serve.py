@@ -24,7 +24,6 @@ from urllib.parse import urlsplit
 from lapclip.errors import ConfigError
 from lapclip.paths import LARGEST_SETTINGS, read_bytes
 from lapclip.progress import Progress, Status
-from lapclip.runs.events import mapping
 from lapclip.suggest import command, install, quoted
 from lapclip.text import duration, printable
 from lapclip.web.server import check_port
@@ -155,7 +154,7 @@ def open_service(prepared: Prepared, progress: Progress, waiting: Status) -> Ope
     limits = Limits(deadline=options.deadline, cache_bytes=options.cache_megabytes * 1_000_000)
 
     def make(engine: Engine) -> ServedModel:
-        return ServedModel(name, engine, limits.cache_bytes, metrics.batch, _recall(which))
+        return ServedModel(name, engine, limits.cache_bytes, metrics.batch)
 
     service = Service(make(prepared.engine), limits, metrics, allow_urls=options.allow_urls)
     search = (
@@ -274,13 +273,6 @@ def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = Non
         service.close()
     if not all_answered:
         raise KeyboardInterrupt("Ended before all requests were answered.")
-
-
-def _recall(which: WhichModel) -> dict[str, Any] | None:
-    """The metrics on held-out pairs that the run of a model ended with."""
-    run = which.made_by
-    ending = run.last_ending() if run else {}
-    return mapping(ending.get("evaluation")) or None
 
 
 def log(line: str) -> None:

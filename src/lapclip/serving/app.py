@@ -1,15 +1,13 @@
 """The application: all dialects, health, metrics and the pages, as FastAPI routes.
 
 GET /health, /ready, /metrics
-GET /          the page: how the server does, and a box to try it
+GET /          the page: the model, and a box to try it
 GET /state     what it shows, as JSON
-GET /docs      the requests of `/openapi.json`, to be tried in Swagger UI, whose files come with a package
-GET /page.css  and whatever else the pages load
+GET /page.css  and whatever else the page loads
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,13 @@ from starlette.responses import Response
 
 from lapclip import __version__
 from lapclip.errors import LapclipError
+from lapclip.machine.system_memory import memory_bytes
 from lapclip.serving.dialects import answer_refusal, json_answer, load_dialects
 from lapclip.serving.dialects.immich import Upstream
 from lapclip.serving.dialects.own import Demand
 from lapclip.serving.folder_search import FolderSearch, search_routes
 from lapclip.serving.refusals import Fault, Refusal, Unknown
 from lapclip.serving.service import Service
-from lapclip.web.security import POLICY
 from lapclip.web.server import answer_file, page_files
 
 
@@ -132,7 +130,7 @@ def _about(request: Request, error: HTTPException) -> str:
     if error.status_code == 404 and request.url.path == "/search":
         return "No folder is searched here: lapclip serve --search FOLDER does that."
     if error.status_code == 404:
-        return "There is no such path; /docs shows those that there are."
+        return "There is no such path; /openapi.json has those that there are."
     return str(error.detail)
 
 
@@ -151,8 +149,6 @@ def _as_refusal(error: RequestValidationError) -> Refusal:
 
 
 STATIC = Path(__file__).parent / "static"
-A_DAY = 86_400
-SWAGGER = ("swagger-ui.css", "swagger-ui-bundle.js")
 
 
 def page_routes(service: Service) -> APIRouter:
@@ -165,23 +161,7 @@ def page_routes(service: Service) -> APIRouter:
 
     @router.get("/state")
     async def state() -> Response:
-        return json_answer(service.metrics.snapshot(service))
-
-    @router.get("/docs")
-    async def docs(request: Request) -> Response:
-        answer = answer_file(request, STATIC / "docs.html")
-        # Swagger UI writes styles into its elements. Its scripts are files like ours.
-        answer.headers["Content-Security-Policy"] = POLICY.replace(
-            "style-src 'self'", "style-src 'self' 'unsafe-inline'"
-        )
-        return answer
-
-    @router.get("/docs/{name}")
-    async def docs_file(request: Request, name: str) -> Response:
-        folder = _swagger_folder()
-        if name not in SWAGGER or folder is None:
-            raise Unknown("There is no such file.")
-        return answer_file(request, folder / name, max_age=A_DAY)
+        return json_answer(describe_service(service))
 
     @router.get("/{name}.{ending}")
     async def page_file(request: Request, name: str, ending: str) -> Response:
@@ -192,11 +172,22 @@ def page_routes(service: Service) -> APIRouter:
     return router
 
 
-def _swagger_folder() -> Path | None:
-    """Where the package with Swagger UI keeps its files; the package itself is not imported."""
-    found = find_spec("fastapi_swagger")
-    return (
-        Path(found.origin).parent / "resources"
-        if found is not None and found.origin is not None
-        else None
-    )
+def describe_service(service: Service) -> dict[str, Any]:
+    """Return what the page shows of the model and its queue."""
+    model, (items, seconds) = service.model, service.load
+    return {
+        "queue": {"items": items, "seconds": seconds},
+        "cache": {"hits": model.cache.hits, "misses": model.cache.misses},
+        "memory_bytes": memory_bytes(),
+        "notes": list(service.notes.values()),
+        "model": {
+            "name": model.name,
+            "fingerprint": model.fingerprint,
+            "engine": model.engine.name,
+            "threads": model.engine.threads,
+            "device": model.engine.device,
+            "dimension": model.dimension,
+            "since": model.since,
+            "reasons": model.engine.reasons,
+        },
+    }

@@ -1,16 +1,12 @@
-"""What is counted and timed while a model is served: for Prometheus at `/metrics`, and for the page.
+"""Counts and times of a served model, in Prometheus' format at `/metrics`.
 
 Counts, sizes and times only: no caption, image, file name or key is ever kept here.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
@@ -26,9 +22,6 @@ SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 PHASES = ("read", "prepare", "queue", "engine", "whole")
 """Reading a request, decoding or encoding an item, its wait for the engine, a batch there, the whole request."""
-WINDOW = 60
-"""Seconds that the page's rates and latencies are over."""
-MOST_REMEMBERED = 20_000
 
 
 class Metrics:
@@ -68,11 +61,6 @@ class Metrics:
             self._sizes.labels(tower)
         for phase in PHASES:
             self._seconds.labels(phase)
-        self._recent: deque[tuple[float, int, float]] = deque(maxlen=MOST_REMEMBERED)
-        """Of each answer: when, its status, and its seconds."""
-        self._embedded: deque[tuple[float, str, int]] = deque(maxlen=MOST_REMEMBERED)
-        """Of each batch: when, its tower, and its rows."""
-        self._lock = threading.Lock()
 
     def watch(self, service: Service) -> None:
         """Show the state of a service as well: its queue, its cache, its model, its memory."""
@@ -88,8 +76,6 @@ class Metrics:
         queue = self._seconds.labels("queue")
         for waited in report.queue_seconds:
             queue.observe(waited)
-        with self._lock:
-            self._embedded.append((time.monotonic(), report.tower, report.size))
 
     def phase(self, name: str, seconds: float) -> None:
         """Something took its time."""
@@ -98,11 +84,8 @@ class Metrics:
     def answered(self, path: str, method: str, status: int, seconds: float) -> None:
         """A request was answered. `path` is one of ours, never what was asked."""
         self._requests.labels(path, str(status)).inc()
-        if method != "POST":  # probes, pages, and Prometheus itself
-            return
-        self._seconds.labels("whole").observe(seconds)
-        with self._lock:
-            self._recent.append((time.monotonic(), status, seconds))
+        if method == "POST":  # not probes, pages, and Prometheus itself
+            self._seconds.labels("whole").observe(seconds)
 
     def refused(self, code: str) -> None:
         """A request was refused."""
@@ -115,53 +98,6 @@ class Metrics:
     def text(self) -> bytes:
         """Everything in Prometheus' format."""
         return generate_latest(self._registry)
-
-    def snapshot(self, service: Service) -> dict[str, Any]:
-        """What the page shows: the last minute and the present."""
-        now = time.monotonic()
-        with self._lock:
-            answers = [each for each in self._recent if each[0] > now - WINDOW]
-            batches = [each for each in self._embedded if each[0] > now - WINDOW]
-        good = [seconds for _, status, seconds in answers if status == 200]
-        model, (items, seconds) = service.model, service.load
-        rows = {tower: [size for _, each, size in batches if each == tower] for tower in TOWERS}
-        served = [each for each in answers if each[0] > now - 5]
-        return {
-            "requests_per_second": len(served) / 5,
-            "rows_per_second": {
-                tower: sum(size for at, each, size in batches if each == tower and at > now - 5) / 5
-                for tower in TOWERS
-            },
-            "mean_batch": {
-                tower: float(np.mean(sizes)) if sizes else None for tower, sizes in rows.items()
-            },
-            "latency": {str(each): _quantile(good, each / 100) for each in (50, 95, 99)},
-            "answers": {"good": len(good), "refused": len(answers) - len(good)},
-            "queue": {"items": items, "seconds": seconds},
-            "cache": {
-                "hits": model.cache.hits,
-                "misses": model.cache.misses,
-                "bytes": model.cache.bytes,
-            },
-            "memory_bytes": memory_bytes(),
-            "notes": list(service.notes.values()),
-            "model": {
-                "name": model.name,
-                "fingerprint": model.fingerprint,
-                "engine": model.engine.name,
-                "threads": model.engine.threads,
-                "device": model.engine.device,
-                "dimension": model.dimension,
-                "largest_batch": {tower: model.engine.largest_batch(tower) for tower in TOWERS},
-                "since": model.since,
-                "reasons": model.engine.reasons,
-                "recall": model.recall,
-            },
-        }
-
-
-def _quantile(values: list[float], share: float) -> float | None:
-    return float(np.quantile(values, share)) if values else None
 
 
 class _State:
@@ -198,10 +134,3 @@ class _State:
         )
         about = {"name": model.name, "fingerprint": model.fingerprint, "engine": model.engine.name}
         yield InfoMetricFamily("lapclip_model", "The model that is served", about)
-        recall = GaugeMetricFamily(
-            "lapclip_model_recall", "Recall on held-out pairs", labels=["measure", "split"]
-        )
-        for measure, value in (model.recall or {}).items():
-            if measure != "split" and isinstance(value, float):
-                recall.add_metric([measure, str((model.recall or {}).get("split") or "")], value)
-        yield recall

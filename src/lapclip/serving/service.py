@@ -21,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -140,11 +139,8 @@ class ServedModel:
         engine: Engine,
         cache_bytes: int,
         report: Callable[[BatchReport], None] = lambda report: None,
-        recall: dict[str, Any] | None = None,
     ) -> None:
         self.name, self.engine = name, engine
-        self.recall = recall
-        """Its metrics on held-out pairs, as its run recorded them, with their split; None where nobody knows."""
         self.encoder, self.fingerprint, self.dimension = (
             engine.encoder,
             engine.fingerprint,

@@ -1,18 +1,9 @@
-// How the server does, asked every second, and a box to compare captions with an image. Whatever comes is text.
+// The model and its queue, asked every second, and a box to compare captions with an image. Whatever comes is text.
 import { byId, make, say, show } from "./elements.js";
-import { ago, count, known, percent, significant, size } from "./text.js";
-
-const milliseconds = (seconds) => (known(seconds) ? `${significant(seconds * 1000)} ms` : "–");
+import { ago, count, percent, significant, size } from "./text.js";
 
 function fact(name, value) {
   return make("div", {}, make("dt", {}, name), make("dd", {}, value));
-}
-
-function recallText(recall) {
-  if (!recall || !known(recall.t2i_r1)) return "How well it does was never measured here: lapclip eval says it.";
-  const among = known(recall.candidates) ? ` among ${count(recall.candidates)} held-out images` : "";
-  const split = recall.split ? ` (split ${recall.split})` : "";
-  return `A caption finds its own image first in ${percent(recall.t2i_r1, 0)} of cases${among}${split}.`;
 }
 
 function present(state) {
@@ -20,20 +11,11 @@ function present(state) {
   say("name", model.name);
   document.title = `${model.name}: lapclip serve`;
   say("about", `model ${model.fingerprint}, ${model.dimension} numbers a vector, ${model.engine} on ${model.device} with ${model.threads} ${model.threads === 1 ? "thread" : "threads"}, since ${ago(model.since)}`);
-  say("recall", recallText(model.recall));
-  say("requests", significant(state.requests_per_second));
-  say("rows", `${significant(state.rows_per_second.image)} images and ${significant(state.rows_per_second.text)} texts embedded a second`);
-  say("latency", milliseconds(state.latency["50"]));
-  say("latency-rest", `95 % within ${milliseconds(state.latency["95"])}, 99 % within ${milliseconds(state.latency["99"])}`);
   say("queue", count(state.queue.items));
   say("queue-rest", state.queue.items ? `images and texts, about ${significant(state.queue.seconds)} s of work` : "nobody waits");
   const asked = state.cache.hits + state.cache.misses;
   byId("now").replaceChildren(
-    fact("images a batch", significant(state.mean_batch.image)),
-    fact("texts a batch", significant(state.mean_batch.text)),
     fact("from the cache", asked ? percent(state.cache.hits / asked, 0) : "–"),
-    fact("good answers, last minute", count(state.answers.good)),
-    fact("refused, last minute", count(state.answers.refused)),
     fact("memory", size(state.memory_bytes)),
   );
   byId("reasons").replaceChildren(...model.reasons.map((reason) => make("li", {}, reason)));
