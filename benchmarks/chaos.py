@@ -732,7 +732,7 @@ def follow() -> None:
     from lapclip.watch.terminal import WatchedRuns
 
     over, looks = Path(os.environ["CHAOS_SIGNALS"]) / "over", 0
-    watching = WatchedRuns([RUN], wait=True)
+    watching = WatchedRuns([RUN])
     while True:
         last = over.exists()
         watching.refresh()

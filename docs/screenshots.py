@@ -145,7 +145,7 @@ def search(name: str, browser: Browser) -> None:
 
 def terminal(name: str, browser: Browser) -> None:
     """The whole image in a window of 100 columns."""
-    watching = WatchedRuns([name], wait=False)
+    watching = WatchedRuns([name])
     watching.refresh()
     console = Console(
         record=True, width=100, force_terminal=True, color_system="truecolor", file=io.StringIO()

@@ -12,7 +12,8 @@ import pytest
 
 from lapclip.errors import RunError
 from lapclip.runs.events import EventLog, Finished
-from lapclip.runs.folder import Run, TrainRequest, create_run
+from lapclip.report import write_report
+from lapclip.runs.folder import Run, TrainRequest, create_run, find_run
 from lapclip.which_model import NotAModel, best_on_photos, separation, which_model
 
 from .small_runs import prepared_run
@@ -128,12 +129,18 @@ def test_what_is_no_model_is_said_so(here: Path) -> None:
         which_model("waiting")
 
 
-def test_without_a_name_the_newest_run_is_meant_whatever_it_is() -> None:
+def test_without_a_name_the_newest_run_with_a_model_is_meant_good_or_bad() -> None:
     with pytest.raises(RunError, match="There are no runs"):
         which_model(None)
     make_run("photos", "photos", age=2)
     make_run("scenes", age=1)
     assert which_model(None).name == "scenes"
+    make_run("failed", model=False, finished=False)
+    create_run("refused", "r", TrainRequest("r"))
+    assert find_run(None).name == "refused"
+    assert which_model(None).name == "scenes"
+    (files, _) = write_report(None, None)
+    assert files[0].parent.name == "scenes"
 
 
 def test_search_takes_the_run_that_finds_photos_best() -> None:

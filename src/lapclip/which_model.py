@@ -5,7 +5,7 @@ published model by its short name, or a name on the Hugging Face hub, as hf:org/
 path of the same name, and both over a published one. Without a name each command has one rule, which its help states.
 
 `eval`, `export` and `report` take `newest_run`: they are typed after training and are about the run that was
-just trained, good or bad. `search` is about photos, not about a run: it takes the model that made the index of the
+just trained, good or bad; a run that failed before it had a model is passed over. `search` is about photos, not about a run: it takes the model that made the index of the
 folder (`that_made_an_index`), because all images would have to be read again for another one, and where there is no
 index the model that finds photos best (`best_on_photos`). `embed` does the same with the file it is to write.
 """
@@ -31,7 +31,7 @@ from lapclip.model.shapes import SHAPES
 from lapclip.paths import cache_folder
 from lapclip.progress import Progress
 from lapclip.runs.events import mapping
-from lapclip.runs.folder import REQUEST, RUNS, Run, all_runs, find_run
+from lapclip.runs.folder import REQUEST, RUNS, Run, all_runs, find_run, find_trained_run
 from lapclip.runs.heartbeat import using
 from lapclip.text import number, path_from_here, percent, size
 from lapclip.weights import is_model, published_models
@@ -207,11 +207,11 @@ def for_photos(again: str = "--model") -> str:
 
 
 def newest_run() -> WhichModel:
-    """The rule of `eval`, `export` and `report`: the run that was started last."""
-    run = find_run(None)
+    """Return the model of the run that was started last, of those that have a model."""
+    run = find_trained_run()
     if not is_model(run.path):
         raise _without_model(run)
-    return WhichModel(run.path, run, "the newest run")
+    return WhichModel(run.path, run, "the newest run with a model")
 
 
 def that_made_an_index(reference: str) -> WhichModel | None:

@@ -265,7 +265,7 @@ def evaluate(
     ----------
     model
         A run's name or folder, a `TrainingRun`, a folder or file with a model, a published model's name, or a model
-        that `lapclip.load` gave; without one, the newest run.
+        that `lapclip.load` gave; without one, the newest run with a model.
     data
         Other images to score on, in any form that `lapclip.train` takes; without it, the run's own held-out ones.
     split

@@ -52,7 +52,7 @@ def evaluate(
     ----------
     model
         A run's name or folder, a folder or file with a model, a published one by its name (`lapclip models` lists
-        them), or hf:org/name on the Hugging Face hub; without one, the newest run.
+        them), or hf:org/name on the Hugging Face hub; without one, the newest run with a model.
     data
         Other images to score on: a folder, a table, shards. Example: lapclip eval first-run photos/
     split

@@ -47,7 +47,7 @@ def export(
     ----------
     model
         A run's name or folder, a folder or file with a model, a published one by its name (`lapclip models` lists
-        them), or hf:org/name on the Hugging Face hub; without one, the newest run.
+        them), or hf:org/name on the Hugging Face hub; without one, the newest run with a model.
     out
         The folder to write; whole or not at all. Without one, exported/FORMAT in the run's folder. Example: lapclip
         export --to openclip --out my-clip

@@ -32,7 +32,7 @@ def report(
     Parameters
     ----------
     run
-        The run's name; without one, the newest.
+        The run's name; without one, the newest with a model.
     out
         Folder for the files; without one, the run's own. Example: lapclip report --out shared
     """

@@ -57,7 +57,8 @@ def serve(
     ----------
     model
         A run's name or folder, a folder or file with a model, an exported ONNX folder, a published one by its name
-        (`lapclip models` lists them), or hf:org/name on the Hugging Face hub; without one, the newest run.
+        (`lapclip models` lists them), or hf:org/name on the Hugging Face hub; without one, the newest run with a
+        model.
     port
         Where it listens; without it, 8871 or the next free one. Example: lapclip serve --port 9000
     host

@@ -20,7 +20,7 @@ from lapclip.report.document import (
 )
 from lapclip.report.evaluation_report import evaluation_sections
 from lapclip.report.run_report import run_report
-from lapclip.runs.folder import RUNS, all_runs, find_run
+from lapclip.runs.folder import RUNS, all_runs, find_run, find_trained_run
 from lapclip.runs.view import view_of
 from lapclip.text import without_controls
 from lapclip.user_files import COMMENT, write_user_files
@@ -29,7 +29,7 @@ RIGHT = {True: " (right)", False: " (wrong)", None: ""}
 
 
 def write_report(name: str | None, out: Path | None) -> tuple[list[Path], list[str]]:
-    """Report on a run, the newest if not named, or on a saved comparison where there is no run.
+    """Report on a run, the newest with a model if not named, or on a saved comparison where there is no run.
 
     Returns the files, and warnings for the person who asked.
     """
@@ -44,7 +44,7 @@ def write_report(name: str | None, out: Path | None) -> tuple[list[Path], list[s
         # Not report.md: this may be the folder of somebody's own work.
         report, folder, name = comparison_report(saved), out or Path(), "lapclip-comparison"
         return write_user_files(report_files(report, folder, name)), warnings
-    run = find_run(name)
+    run = find_trained_run() if name is None else find_run(name)
     if not run.events.exists() and not run.settings.exists():
         run.read_settings()  # raises an error that says why
     sections = evaluation_sections(run.path)

@@ -464,6 +464,12 @@ def find_run(name: str | None) -> Run:
     raise RunError(f"No run called {name} in {RUNS.absolute()}. {detail}", hint="lapclip runs")
 
 
+def find_trained_run() -> Run:
+    """Return the newest run that has a model, or the newest of all if none has one yet."""
+    trained = [run for run in all_runs() if (run.model / "config.json").exists()]
+    return trained[-1] if trained else find_run(None)
+
+
 def find_active_run(name: str | None) -> Run:
     """Return the named run or, without a name, the newest run that a process works on."""
     if name is not None:
