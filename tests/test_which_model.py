@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from lapclip.errors import RunError
-from lapclip.runs.events import EventLog, Finished
 from lapclip.report import write_report
+from lapclip.runs.events import EventLog, Finished
 from lapclip.runs.folder import Run, TrainRequest, create_run, find_run
 from lapclip.which_model import NotAModel, best_on_photos, separation, which_model
 

@@ -16,10 +16,7 @@ import torch
 from PIL import Image
 
 import lapclip
-from lapclip.api.arguments import as_texts, asked_settings
-from lapclip.config import build_config, parse_settings
 from lapclip.errors import ConfigError, DataError, RunBusy, RunError
-from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import Event, read_events
 
 from ..conftest import SMALL
@@ -142,9 +139,7 @@ def test_an_interrupt_while_the_finished_run_is_scored_is_not_lost(here: Path) -
 
     with pytest.raises(lapclip.Interrupted, match="finished") as caught:
         of_scenes(name="late", callbacks=interrupt)
-    assert caught.value.finished
     assert caught.value.run.state == "finished"
-    assert pickle.loads(pickle.dumps(caught.value)).finished
 
 
 def losses_of(folder: Path) -> dict[int, float]:
@@ -236,7 +231,7 @@ def test_what_a_program_has_set_in_torch_neither_changes_a_run_nor_is_lost(
 def test_an_interrupt_reaches_another_process_whole(trained: Path) -> None:
     interrupted = pickle.loads(pickle.dumps(lapclip.Interrupted(lapclip.open_run(trained), 3)))
     assert interrupted.run.path == trained
-    assert "after step 3" in str(interrupted)
+    assert interrupted.step == 3
 
 
 def test_one_run_at_a_time_is_trained_in_a_process(here: Path) -> None:
@@ -258,8 +253,6 @@ def test_one_run_at_a_time_is_trained_in_a_process(here: Path) -> None:
         ({"minutes": -1}, ConfigError, "minutes"),
         ({"recipe": "nothing"}, ConfigError, "nothing"),
         ({"settings": {"train.batch": 1}}, ConfigError, "unknown field"),
-        ({"settings": {"train": {"batch": 1}}}, ConfigError, "unknown field"),
-        ({"settings": {"trian": {"batch_size": 4}}}, ConfigError, "unknown section trian"),
         ({"settings": {"batch_size": None}}, ConfigError, "not None"),
         ({"settings": {"batch_size": np.arange(3)}}, ConfigError, "whole number"),
         ({"settings": {"batch_size": object()}}, ConfigError, "whole number"),
@@ -287,33 +280,6 @@ def test_what_the_command_refuses_is_an_error_of_ours(
     with warnings.catch_warnings(), pytest.raises(kind, match=why):
         lapclip.train(progress=False, **options)
     assert not list((here / "runs").glob("*/run.toml"))
-
-
-def test_the_settings_of_a_run_are_settings_of_the_next(trained: Path) -> None:
-    run = lapclip.open_run(trained)
-    asked = asked_settings(None, {**run.settings, "work": {"polite": True}})
-    again = build_config([parse_settings(as_texts(asked))], SHAPES)
-    for section in ("model", "data", "train"):
-        assert vars(getattr(again, section)) == run.settings[section]
-    assert again.work.polite
-    started = {**run.settings, "train": {**run.settings["train"], "start": "runs/first"}}
-    for settings, start in (
-        (run.settings, "runs/first"),
-        (started, None),
-    ):  # then the shape is that model's
-        sections = {name.partition(".")[0] for name in asked_settings(None, settings, start=start)}
-        assert sections == {"data", "train", "work"}
-
-
-def test_the_folder_of_a_runs_images_is_not_that_of_other_data(
-    trained: Path, tmp_path: Path
-) -> None:
-    settings = {**lapclip.open_run(trained).settings, "work": {}}
-    settings["data"] = {**settings["data"], "pictures": str(tmp_path)}
-    assert asked_settings(None, settings)["data.pictures"] == str(tmp_path), "the same data"
-    assert "data.pictures" not in asked_settings("photos", settings)
-    named = {**settings, "data.pictures": "mine"}
-    assert asked_settings("photos", named)["data.pictures"] == "mine"
 
 
 def test_images_by_path_move_with_the_folder_around_their_run(

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -253,9 +252,7 @@ def test_bad_settings_are_refused_at_once(here: Path) -> None:
     assert not list(Path().glob("runs/*"))
 
 
-def test_rows_that_the_foreground_refuses_are_refused_at_once(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_the_foreground_refuses_are_refused_at_once(here: Path) -> None:
     """Nothing is decoded for it, and the towers of the recipe are not opened."""
     photos(here / "photos", 12)
     rows = "".join(f"gone{at}.jpg,a dog\n" for at in range(4))
@@ -266,7 +263,6 @@ def test_rows_that_the_foreground_refuses_are_refused_at_once(
     (here / "val.csv").write_text(
         "image,caption,split\nphotos/000.png,a cat,val\nphotos/001.png,a cow,val\n"
     )
-    monkeypatch.setattr(choose_recipe, "CHECK_SECONDS", 60.0)
     for data, part in (
         ("photos", "4 of 6 rows"),
         ("one.csv", "at least 10 pairs"),
@@ -279,30 +275,21 @@ def test_rows_that_the_foreground_refuses_are_refused_at_once(
     assert not list(Path().glob("runs/*"))
 
 
-def test_data_is_read_once_and_what_takes_long_to_read_is_left_to_the_run(
+def test_data_is_read_once_before_a_run_goes_to_the_background(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photos(here / "photos", 12)
     monkeypatch.setattr(choose_recipe, "towers_installed", lambda: True)
-    monkeypatch.setattr(choose_recipe, "CHECK_SECONDS", 30.0)
-    read, slow = FILES.read_table, threading.Event()
+    read = FILES.read_table
     reads: list[str] = []
 
     def read_table(config: DataConfig) -> Table:
         reads.append(config.source)
-        if len(reads) > 1:
-            slow.wait(300)
         return read(config)
 
     monkeypatch.setattr(FILES, "read_table", read_table)
     assert in_background(["train", "photos", "--background"], monkeypatch)[-1] == "heads"
     assert len(reads) == 1
-    monkeypatch.setattr(choose_recipe, "CHECK_SECONDS", 0.05)
-    began = time.monotonic()
-    assert in_background(["train", "photos", "--background"], monkeypatch)[-1] == "heads-2"
-    assert len(reads) == 2
-    assert time.monotonic() - began < 100
-    slow.set()
 
 
 def test_nothing_is_refused_with_torch_that_can_be_refused_without(here: Path) -> None:

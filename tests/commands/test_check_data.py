@@ -241,8 +241,8 @@ def test_check_and_train_agree_on_the_recipe_for_few_images(
     found = check_data(source, None, [])
     assert len(reads) == 1
     named = [f"data.source={json.dumps(source)}"]
-    taken, notes, _ = choose_recipe.settle_recipe("auto", named)
-    assert found["train_recipe"] == taken == "heads"
+    chosen = choose_recipe.settle_recipe("auto", named)
+    assert found["train_recipe"] == chosen.recipe == "heads"
     assert found["recipe"] == ("heads" if installed else "photos")
     assert ("small-towers" in found["outlook"]) == (not installed)
     needs, lines, learnt = found["needs"], summary(found), found["splits"]["train"]["images"]
@@ -254,13 +254,13 @@ def test_check_and_train_agree_on_the_recipe_for_few_images(
     last = lines[-1]
     assert "train" in last
     assert "--recipe" not in last
-    assert len(notes) == 1
-    assert "--recipe photos" in notes[0]
-    assert choose_recipe.settle_recipe("photos", named) == ("photos", [], None)
-    assert choose_recipe.settle_recipe("auto", [*named, "model.image_size=32"])[:2] == (
-        "photos",
-        [],
-    )
+    assert len(chosen.notes) == 1
+    assert "--recipe photos" in chosen.notes[0]
+    photos = choose_recipe.SettledRecipe("photos", [])
+    assert choose_recipe.settle_recipe("photos", named) == photos
+    changed = choose_recipe.settle_recipe("auto", [*named, "model.image_size=32"])
+    changed.take_table()
+    assert changed == photos
 
 
 def settled(tmp_path: Path, images: int, *settings: str) -> choose_recipe.SettledRecipe:
@@ -296,8 +296,10 @@ def test_many_images_and_streams_train_from_scratch_and_say_why(
 
 
 def test_settings_of_the_model_and_a_teacher_decide_for_themselves(tmp_path: Path) -> None:
-    assert settled(tmp_path, 20, "model.image_layers=4")[:2] == ("photos", [])
-    assert settled(tmp_path, 20, "train.teacher=runs/mine")[:2] == ("photos", [])
+    found = settled(tmp_path, 20, "model.image_layers=4")
+    assert (found.recipe, found.notes) == ("photos", [])
+    found = settled(tmp_path, 20, "train.teacher=runs/mine")
+    assert (found.recipe, found.notes) == ("photos", [])
     assert settled(tmp_path, 20, "train.start=runs/mine").recipe == "heads"
     assert settled(tmp_path, 2_000, "train.start=runs/mine").recipe == "lora"
 

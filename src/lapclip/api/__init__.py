@@ -12,7 +12,6 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lapclip.api.arguments import (
@@ -75,21 +74,19 @@ class Interrupted(KeyboardInterrupt):
     """Raised where a run was interrupted (Ctrl-C, or a notebook's stop button), after everything was saved.
 
     `run` is the run as it stands; `lapclip.resume(error.run)` goes on with it, and so does `lapclip.resume()` while it
-    is the newest run. Where `finished` is true the interrupt came after the last step, and there is nothing to go on
-    with.
+    is the newest run. An interrupt after the last step leaves `run.state` "finished", with nothing to go on with.
     """
 
-    def __init__(self, run: TrainingRun, step: int, *, finished: bool = False) -> None:
-        named = path_from_here(run.path)
-        told = f"Stopped after step {step:,} of {named}; everything is saved. Go on: lapclip.resume({named!r})"
-        super().__init__(
-            f"Interrupted at the end of {named}; it is finished and saved." if finished else told
-        )
-        self.run, self.step, self.finished = run, step, finished
+    def __init__(self, run: TrainingRun, step: int) -> None:
+        super().__init__(run, step)
+        self.run = run
+        self.step = step
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """An exception is otherwise made again from its message, which breaks a pool of processes it was raised in."""
-        return partial(type(self), finished=self.finished), (self.run, self.step)
+    def __str__(self) -> str:
+        path = path_from_here(self.run.path)
+        if self.run.state == "finished":
+            return f"Interrupted at the end of {path}; it is finished and saved."
+        return f"Stopped after step {self.step:,} of {path}; everything is saved. Go on: lapclip.resume({path!r})"
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows: there is no fault to look for."""
@@ -149,8 +146,7 @@ def train(
     polite
         Run at a low priority; pause on a low battery, under heat and while swap grows.
     settings
-        Changes of the recipe's settings: `{"train.batch_size": 64, "data.caption_column": "title"}`, or all settings of
-        another run, `run.settings`.
+        Changes of the recipe's settings: `{"train.batch_size": 64, "data.caption_column": "title"}`.
     callbacks
         Functions that are called with each event of the run (`lapclip.Callback`).
     progress
@@ -178,13 +174,8 @@ def train(
         start_name, teacher_name = model_name(start), model_name(teacher)
         for model in (start_name, teacher_name):
             _have(model, shown, yes=yes)
-        asked = asked_settings(
-            data, settings, shown.data_progress if shown else None, start=start_name
-        )
-        named = (
-            *start_setting(start_name),
-            *teacher_setting(teacher_name),
-        )  # they win over a whole run's settings
+        asked = asked_settings(data, settings, shown.data_progress if shown else None)
+        named = (*start_setting(start_name), *teacher_setting(teacher_name))
         chosen = recipe_for(asked.get("data.source"), recipe, start_name)
         flags = flag_settings(
             {"device": device, "batch_size": batch_size, "epochs": epochs, "lr": lr}
@@ -456,14 +447,10 @@ def _callbacks(shown: RunDisplay | None, listener: CallbackListener) -> Callback
 def _ended(outcome: training.Outcome) -> TrainingRun:
     """The run, where nobody has asked this process to end."""
     run = TrainingRun(outcome.run)
-    if outcome.late_signal == signal.SIGINT:
-        raise Interrupted(run, outcome.steps, finished=True)
-    if outcome.late_signal:
-        raise SystemExit(128 + outcome.late_signal)
-    if outcome.stop_signal == signal.SIGINT:
+    if outcome.signal == signal.SIGINT:
         raise Interrupted(run, outcome.steps)
-    if outcome.stop_signal:
-        raise SystemExit(outcome.exit_status)
+    if outcome.signal:
+        raise SystemExit(128 + outcome.signal)
     return run
 
 

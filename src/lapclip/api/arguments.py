@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lapclip.api.training_run import TrainingRun
-from lapclip.config import SECTIONS, checked, locate
+from lapclip.config import checked, locate
 from lapclip.data.in_memory import TABLE, write_data
 from lapclip.data.sources import absolute
 from lapclip.embedder import Embedder, Encoder, load_torch
-from lapclip.errors import ConfigError, nearest
+from lapclip.errors import ConfigError
 from lapclip.paths import open_own
 from lapclip.progress import DataProgress
 from lapclip.runs.folder import GIVEN, given_name
@@ -35,35 +35,16 @@ if TYPE_CHECKING:
     """A run's name or folder, a folder or file with a model, a published model's name, a `TrainingRun`, or a model that
     `lapclip.load` gave."""
     Settings: TypeAlias = Mapping[str, Any]
-    """Settings by their names, as `--set` takes them: `{"train.batch_size": 64}` (docs/settings.md), or by section, as
-    `TrainingRun.settings` has them."""
+    """Settings by their names, as `--set` takes them: `{"train.batch_size": 64}` (docs/settings.md)."""
 
 EXAMPLE = 'settings={"train.batch_size": 64}'
-REASONS = "reasons"
-"""What the settings of a run have beside the sections: why each was chosen."""
 
 
 def asked_settings(
-    data: Data,
-    settings: Settings | None,
-    progress: DataProgress | None = None,
-    *,
-    start: str | None = None,
+    data: Data, settings: Settings | None, progress: DataProgress | None = None
 ) -> dict[str, Any]:
-    """All settings that were given by their whole names, the data among them; what is in memory is written down.
-    `start` is the model to start from, where it was named beside them."""
-    asked = _by_whole_names(settings)
-    if data is not None and _is_whole(
-        settings
-    ):  # the folder of that run's images says nothing about other data
-        asked = {
-            name: value
-            for name, value in asked.items()
-            if name != "data.pictures" or name in (settings or ())
-        }
-    # The settings of a whole run have a shape, which is else that of the model to start from, and not to be asked for.
-    if settings and REASONS in settings and (start or asked.get("train.start")):
-        asked = {name: value for name, value in asked.items() if not name.startswith("model.")}
+    """Return the given settings by their whole names, with the data. Data in memory is written to a file."""
+    asked = _checked_settings(settings)
     if data is None:
         return asked
     if isinstance(data, (str, os.PathLike)):
@@ -82,19 +63,13 @@ def held(asked: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
-def _is_whole(settings: Settings | None) -> bool:
-    """Whether these are all the settings of a run, its data among them."""
-    section = settings.get("data") if settings and REASONS in settings else None
-    return isinstance(section, Mapping) and "source" in section
-
-
 def as_texts(settings: Mapping[str, Any]) -> list[str]:
     """Settings as --set takes them."""
     return [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
 
 
-def _by_whole_names(settings: Settings | None) -> dict[str, Any]:
-    """Settings as `section.field`, each checked before anything is done."""
+def _checked_settings(settings: Settings | None) -> dict[str, Any]:
+    """Return settings as `section.field`, each checked before anything is done."""
     if settings is None:
         return {}
     if not isinstance(settings, Mapping):
@@ -105,20 +80,8 @@ def _by_whole_names(settings: Settings | None) -> dict[str, Any]:
     for name, value in settings.items():
         if not isinstance(name, str):
             raise ConfigError(f"A setting is named by a text, not by {name!r:.60}.", hint=EXAMPLE)
-        if name == REASONS:
-            continue
-        if isinstance(value, Mapping) and name not in SECTIONS:
-            raise ConfigError(
-                f"settings: unknown section {name}. {nearest(name, SECTIONS)}", hint=EXAMPLE
-            )
-        section = (
-            {f"{name}.{field}": each for field, each in value.items()}
-            if isinstance(value, Mapping)
-            else None
-        )
-        for whole, each in ({name: value} if section is None else section).items():
-            section, field = locate(whole)
-            found[f"{section}.{field}"] = checked("settings", section, field, _plain(each))
+        section, field = locate(name)
+        found[f"{section}.{field}"] = checked("settings", section, field, _plain(value))
     return found
 
 

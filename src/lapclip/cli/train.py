@@ -146,14 +146,14 @@ def train(
     recipe, settings = asked()
     if background:
         from lapclip.commands.background import train_in_background
-        from lapclip.commands.choose_recipe import CHECK_SECONDS, check_early  # brings numpy
+        from lapclip.commands.choose_recipe import check_early  # brings numpy
         from lapclip.runs.folder import TrainRequest, check_name
 
         request = TrainRequest(recipe, settings, minutes)
         check_name(name)
         debug = common is not None and common.debug
-        checked = check_early(request, CHECK_SECONDS)
-        run = train_in_background(request, checked.recipe, name, debug=debug)
+        settled = check_early(request)
+        run = train_in_background(request, settled.recipe, name, debug=debug)
         lines = [
             f"{run.path} starts in the background; its log is {run.log}.",
             f"Next: {escape(typed(command('watch', run.name)))}",
@@ -198,7 +198,7 @@ def _train_together(
 def report_outcome(outcome: Outcome, common: Common | None, whole: str = "in all") -> int:
     """Print how a run ended. One that is stopped only to meet other computers has no result yet: its agent starts it
     again, or says why not."""
-    if outcome.stop_signal == signal.SIGTERM and machines_wanted():
+    if outcome.exit_status == 128 + signal.SIGTERM and machines_wanted():
         print(
             f"Saved after step {outcome.steps:,} of {outcome.run}: the computers meet again.",
             file=sys.stderr,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from lapclip.config import (
     AUTO,
@@ -22,7 +20,7 @@ from lapclip.config import (
 )
 from lapclip.data.sources import find_source
 from lapclip.data.table import Table, check_enough, check_table
-from lapclip.errors import ConfigError, LapclipError
+from lapclip.errors import ConfigError
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.folder import TrainRequest
 from lapclip.suggest import install
@@ -62,14 +60,20 @@ def check_towers(recipe: str) -> None:
         )
 
 
-class SettledRecipe(NamedTuple):
+@dataclass
+class SettledRecipe:
     """The recipe of a run."""
 
     recipe: str
     notes: list[str]
     """Reason for the recipe, if the user left it open."""
     table: Table | None = None
-    """The data, if it was read to count its images."""
+    """The data, if it was read already."""
+
+    def take_table(self) -> Table | None:
+        """Return the table and forget it, so that its memory is freed once it is used."""
+        table, self.table = self.table, None
+        return table
 
 
 def settle_recipe(recipe: str, settings: Sequence[str]) -> SettledRecipe:
@@ -98,9 +102,6 @@ def settle_recipe(recipe: str, settings: Sequence[str]) -> SettledRecipe:
     return SettledRecipe(HEADS, [note], table)
 
 
-CHECK_SECONDS = 3.0  # time limit for checking data in the foreground; the run checks the rest
-
-
 def request_config(request: TrainRequest) -> Config:
     """Return the configuration of a request. A recipe that is left open adds nothing to it."""
     layers = [minutes_layer(request.minutes), parse_settings(list(request.settings))]
@@ -111,53 +112,17 @@ def request_config(request: TrainRequest) -> Config:
     return config
 
 
-@dataclass
-class CheckedRequest:
-    """What is known of a request before its run has a folder."""
-
-    recipe: str
-    """Recipe that names the folder."""
-    settled: SettledRecipe | None
-    """None if reading the data took too long."""
-
-    def take_settled(self) -> SettledRecipe | None:
-        """Return the settled recipe and forget it, so that its table is freed once it is used."""
-        settled, self.settled = self.settled, None
-        return settled
-
-
-def check_early(request: TrainRequest, seconds: float | None = None) -> CheckedRequest:
-    """Refuse what can be refused before a run has a folder, within a time limit. No image is opened.
-
-    If the recipe was left open and reading the data takes longer, the run settles it and its folder is "heads".
-    """
+def check_early(request: TrainRequest) -> SettledRecipe:
+    """Settle the recipe and refuse what can be refused before a run has a folder. No image is opened."""
     config = request_config(request).data
     source = find_source(config.source)
-    found: list[SettledRecipe] = []
-    faults: list[LapclipError] = []
-
-    def check() -> None:
-        try:
-            settled = settle_recipe(request.recipe, request.settings)
-            if request.recipe == AUTO:
-                check_towers(settled.recipe)
-            if source.is_drawn:
-                check_enough(config, source.count_images(config))
-            else:
-                table = settled.table or source.read_table(config)
-                check_table(config, table)
-                settled = settled._replace(table=table)
-            found.append(settled)
-        except LapclipError as error:
-            faults.append(error)
-        except Exception:  # the run reports it, with what it takes to find the cause
-            pass
-
-    checking = threading.Thread(target=check, name="lapclip-check", daemon=True)
-    checking.start()
-    checking.join(seconds)
-    if faults:
-        raise faults[0]
-    settled = found[0] if found else None
-    name = settled.recipe if settled else request.recipe
-    return CheckedRequest(HEADS if name == AUTO else name, settled)
+    settled = settle_recipe(request.recipe, request.settings)
+    if request.recipe == AUTO:
+        check_towers(settled.recipe)
+    if source.is_drawn:
+        check_enough(config, source.count_images(config))
+        return settled
+    if settled.table is None:
+        settled.table = source.read_table(config)
+    check_table(config, settled.table)
+    return settled

@@ -119,11 +119,12 @@ def check_data(
     began = time.perf_counter()
     if page is not None:
         check_replaceable([page], OTHER_FILE)
-    train_recipe, _, table = settle_recipe(
+    settled = settle_recipe(
         recipe_for(source, recipe), [f"data.source={json.dumps(source)}", *settings]
     )
+    train_recipe = settled.recipe
     config, recipe = settings_for(source, train_recipe, settings)
-    listing = list_images(config, progress, table)
+    listing = list_images(config, progress, settled.take_table())
     rows = listing.table.rows
     if not rows:
         raise DataError(

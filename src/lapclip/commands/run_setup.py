@@ -137,13 +137,13 @@ def read_request(
     """
     flags = minutes_layer(minutes)
     asked = parse_settings(list(settings))
-    requested = recipe
-    recipe, notes, table = settled or settle_recipe(requested, settings)
-    if requested == AUTO:
-        check_towers(recipe)
-    layers = [read_recipe(recipe), flags, asked]
-    request = Request(recipe, layers, build_config(layers, SHAPES), notes, table)
-    check_teacher(recipe, layers, request.config)
+    settled = settled or settle_recipe(recipe, settings)
+    if recipe == AUTO:
+        check_towers(settled.recipe)
+    layers = [read_recipe(settled.recipe), flags, asked]
+    config = build_config(layers, SHAPES)
+    request = Request(settled.recipe, layers, config, settled.notes, settled.take_table())
+    check_teacher(settled.recipe, layers, config)
     return request
 
 
@@ -411,7 +411,6 @@ def set_up(
         ranks.count,
         together=under_torchrun(),
     )
-    del settled_recipe
     request, why_threads = fit_threads(request, ranks)
     # One that is not here is refused before images are drawn, and so is what it cannot compute.
     found = find_device(request.config.train.device)

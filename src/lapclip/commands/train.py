@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from lapclip import __version__
-from lapclip.commands.choose_recipe import CheckedRequest, check_early, request_config
+from lapclip.commands.choose_recipe import SettledRecipe, check_early, request_config
 from lapclip.commands.run_setup import (
     TRAIN_TOGETHER,
     Callbacks,
@@ -95,9 +95,9 @@ def train(
     """
     request = TrainRequest(recipe, tuple(settings), minutes)
     check_name(name)
-    checked = check_early(request)
-    run = create_run(name, checked.recipe, request)
-    return begin(run, request, callbacks, ranks, checked=checked)
+    settled = check_early(request)
+    run = create_run(name, settled.recipe, request)
+    return begin(run, request, callbacks, ranks, settled=settled)
 
 
 def begin(
@@ -106,13 +106,13 @@ def begin(
     callbacks: Callbacks = Callbacks(),
     ranks: Ranks = ALONE,
     *,
-    checked: CheckedRequest | None = None,
+    settled: SettledRecipe | None = None,
     detached: bool = False,
 ) -> Outcome:
     """Choose the settings of a run and train it from its first step.
 
-    The run may be new, or its start may have been interrupted before. `checked` is what is known of the request
-    already. A `detached` process leaves requests to stop alone: one that is there is for it.
+    The run may be new, or its start may have been interrupted before. `settled` is its recipe, if that
+    was chosen already. A `detached` process leaves requests to stop alone: one that is there is for it.
     """
     began, laps = time.perf_counter(), Laps()
     with working_on(run), ExitStack() as stack:
@@ -123,10 +123,8 @@ def begin(
         with recording_failed_start(run):
             config = request_config(request)
             stack.enter_context(behaving(config.work))
-            settled = checked.take_settled() if checked else None
             asked = request.recipe, request.settings, request.minutes
             setup = set_up(*asked, callbacks, ranks, laps, settled)
-            del settled
             save_start(run, setup)
         signals = stack.enter_context(stop_signals())
         log = stack.enter_context(recording(run, callbacks, setup.config))
@@ -332,21 +330,16 @@ class Outcome:
     """How well words and phrases find their images; None where there are too few."""
     phase_seconds: dict[str, float] = field(default_factory=dict)
     """How long each phase of the command took, from its settings to its last evaluation."""
-    stop_signal: int | None = None
-    late_signal: int | None = None
-    """The signal that came when nothing was left to stop, and the run was finished."""
+    signal: int | None = None
+    """The signal that asked the run to end, perhaps when nothing was left to stop."""
 
     @property
     def exit_status(self) -> int:
         """0, or 128 and the signal that ended the run."""
-        return 128 + self.stop_signal if self.stop_signal else 0
+        return 128 + self.signal if self.signal and self.state == "stopped" else 0
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in asdict(self).items()
-            if name not in ("stop_signal", "late_signal")
-        }
+        return {name: value for name, value in asdict(self).items() if name != "signal"}
 
 
 @contextmanager
@@ -450,8 +443,7 @@ def run_to_end(
         start_evaluation=training.start_evaluation,
         short_questions=training.short_questions,
         phase_seconds=laps.seconds,
-        stop_signal=signals.received if evaluation is None else None,
-        late_signal=signals.received if evaluation is not None else None,
+        signal=signals.received,
     )
 
 
