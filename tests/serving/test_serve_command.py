@@ -28,10 +28,16 @@ from safetensors.torch import load_file, save_file
 
 from lapclip.cli.app import main
 from lapclip.commands import serve
-from lapclip.commands.serve import Opened, Prepared, ServeOptions, curl_command, prepare, read_key
+from lapclip.commands.serve import (
+    ServeOptions,
+    curl_command,
+    open_service,
+    read_key,
+    served_name,
+)
 from lapclip.errors import ConfigError
 from lapclip.machine.facts import python
-from lapclip.serving import swap
+from lapclip.serving import choose_engine, swap
 from lapclip.serving.engine import Engine
 from lapclip.serving.metrics import Metrics
 from lapclip.serving.model_forms import Stamps
@@ -140,7 +146,7 @@ def test_a_request_can_be_pasted() -> None:
 def test_a_missing_extra_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as error:
-        prepare(ServeOptions())
+        open_service(ServeOptions())
     assert "[serve]" in error.value.hint
     assert (
         "python_multipart" in error.value.message
@@ -153,8 +159,8 @@ def test_a_name_that_is_no_text_can_be_told(trained: Path) -> None:
     )
     metrics = Metrics()
     engine = engine_of(trained)
-    prepared = Prepared(ServeOptions(), which, engine, Stamps("", ""), None, (), [])
-    service = Service(ServedModel(prepared.name, engine, 0), metrics=metrics)
+    name = served_name(ServeOptions(), which)
+    service = Service(ServedModel(name, engine, 0), metrics=metrics)
     assert b"caf" in metrics.text()
     service.close()
 
@@ -420,12 +426,12 @@ def test_a_model_that_was_saved_during_the_start_is_taken_the_first_is_freed_and
     run = here / "runs" / "mine"
     shutil.copytree(trained, run)
     (here / "key.txt").write_text("0123456789abcdef")
-    real, seen, freed = serve.open_service, [], []
+    real, seen, freed = choose_engine.check_finite, [], []
 
-    def open_service(prepared: Prepared, *rest: Any) -> Opened:
-        seen.append(weakref.ref(prepared.engine.encoder))
+    def check_finite(engine: Engine) -> None:
+        seen.append(weakref.ref(engine.encoder))
         change(run, 1.5)  # between opening the model and listening
-        return real(prepared, *rest)
+        real(engine)
 
     def until_freed() -> None:
         try:
@@ -441,7 +447,7 @@ def test_a_model_that_was_saved_during_the_start_is_taken_the_first_is_freed_and
         start(swapper, loop)
         threading.Thread(target=until_freed, daemon=True).start()
 
-    monkeypatch.setattr(serve, "open_service", open_service)
+    monkeypatch.setattr(choose_engine, "check_finite", check_finite)
     monkeypatch.setattr(Swapper, "start", started)
     with pytest.raises(SystemExit) as ended:
         main(

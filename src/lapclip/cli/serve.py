@@ -122,9 +122,8 @@ def serve(
     )
     as_json = (lambda line: print(to_json(line), flush=True)) if common and common.json else None
     with display() as shown:
-        # No name here for what is prepared: it would keep the first model in memory after a swap.
         opened = command.open_service(
-            command.prepare(options, shown.doing), shown.counting("indexing"), shown.waiting
+            options, shown.doing, shown.counting("indexing"), shown.waiting
         )
     command.serve(opened, as_json)
     return 0

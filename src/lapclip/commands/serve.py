@@ -84,49 +84,32 @@ class ServeOptions:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A model with its engine, and whom it is served to."""
+class OpenedService:
+    """Everything that answers requests. Only the service holds the model, so that a swap frees it."""
 
     options: ServeOptions
     which: WhichModel
-    engine: Engine
     stamps: Stamps
-    """Of its files, from before it was opened."""
+    """Of the model's files, from before it was opened."""
     key: str | None
     names: tuple[str, ...]
     """Names of this server beside those of this machine."""
     notes: list[str]
-
-    @property
-    def name(self) -> str:
-        """What callers see: the run's name, or the last part of a path. As text: names of files may be none."""
-        return printable(
-            self.options.name or (self.which.name if self.which.made_by else self.which.path.name)
-        )
-
-
-@dataclass(frozen=True)
-class Opened:
-    """Everything that answers requests. The model is held by its service alone: after a swap the first one is freed."""
-
-    options: ServeOptions
-    which: WhichModel
-    name: str
-    stamps: Stamps
-    key: str | None
-    names: tuple[str, ...]
-    notes: list[str]
-    """What is said first: of the model, its engine and the key."""
+    """What is printed first: the model, its engine and the key."""
     facts: dict[str, Any]
-    """Of the model and its engine, for a script."""
+    """Facts about the model and its engine for `--json`."""
     service: Service
-    make: Callable[[Engine], ServedModel]
-    """A model for the service, of an engine."""
+    make_model: Callable[[Engine], ServedModel]
     search: FolderSearch | None
 
 
-def prepare(options: ServeOptions, status: Status = lambda _: None) -> Prepared:
-    """Check the options, and open the model by the engine that is fastest or was asked for."""
+def open_service(
+    options: ServeOptions,
+    status: Status = lambda _: None,
+    progress: Progress | None = None,
+    waiting: Status | None = None,
+) -> OpenedService:
+    """Check the options, open the model by the fastest or the requested engine, and index the folder to search."""
     check_packages()
     _check_numbers(options)
     names = tuple(_host_name(name, options) for name in options.allow_hosts)
@@ -134,50 +117,48 @@ def prepare(options: ServeOptions, status: Status = lambda _: None) -> Prepared:
     which = which_model(options.model)
     check_port(options.host, options.port, FIRST_PORT, options.again())
 
-    # What is wrong with the options is said first.
+    # Imported here, so that mistakes in the options are reported at once.
     from lapclip.serving.choose_engine import check_finite, open_engine
-    from lapclip.serving.model_forms import Stamps
-
-    stamps = Stamps.of(which)  # before it is opened: what is saved meanwhile is newer
-    engine = open_engine(which, options.asked, status)
-    check_finite(engine)
-    return Prepared(options, which, engine, stamps, key, names, notes)
-
-
-def open_service(prepared: Prepared, progress: Progress, waiting: Status) -> Opened:
-    """The service that requests go through, and the folder that is searched, its new images indexed first."""
     from lapclip.serving.folder_search import FolderSearch
     from lapclip.serving.metrics import Metrics
+    from lapclip.serving.model_forms import Stamps
     from lapclip.serving.service import Limits, ServedModel, Service
 
-    options, which, name, metrics = prepared.options, prepared.which, prepared.name, Metrics()
+    stamps = Stamps.of(which)  # before the model is opened: what is saved meanwhile is newer
+    engine = open_engine(which, options.asked, status)
+    check_finite(engine)
+    name, metrics = served_name(options, which), Metrics()
     limits = Limits(deadline=options.deadline, cache_bytes=options.cache_megabytes * 1_000_000)
 
-    def make(engine: Engine) -> ServedModel:
+    def make_model(engine: Engine) -> ServedModel:
         return ServedModel(name, engine, limits.cache_bytes, metrics.batch)
 
-    service = Service(make(prepared.engine), limits, metrics, allow_urls=options.allow_urls)
-    search = (
-        FolderSearch(options.search, service, which, progress, waiting) if options.search else None
-    )
-    notes = [*_about(prepared), *prepared.notes]
-    facts = _facts(prepared)
-    return Opened(
-        options,
-        which,
-        name,
-        prepared.stamps,
-        prepared.key,
-        prepared.names,
-        notes,
-        facts,
-        service,
-        make,
-        search,
+    service = Service(make_model(engine), limits, metrics, allow_urls=options.allow_urls)
+    search = None
+    if options.search:
+        search = FolderSearch(options.search, service, which, progress, waiting)
+    notes = [*describe_model(name, which, engine, options), *notes]
+    facts = {
+        "model": name,
+        "path": str(which.path),
+        "fingerprint": engine.fingerprint,
+        "engine": engine.name,
+        "device": engine.device,
+        "threads": engine.threads,
+        "batches": {tower: engine.largest_batch(tower) for tower in ("image", "text")},
+        "reasons": engine.reasons,
+    }
+    return OpenedService(
+        options, which, stamps, key, names, notes, facts, service, make_model, search
     )
 
 
-def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = None) -> None:
+def served_name(options: ServeOptions, which: WhichModel) -> str:
+    """Return what callers see: the run's name, or the last part of a path. A file's name may be no text."""
+    return printable(options.name or (which.name if which.made_by else which.path.name))
+
+
+def serve(opened: OpenedService, as_json: Callable[[dict[str, Any]], None] | None = None) -> None:
     """Serve a model until a signal ends it. KeyboardInterrupt where requests were left unanswered.
 
     `as_json` gets what a script has to know, and all for people goes to stderr; without it, to stdout.
@@ -199,7 +180,7 @@ def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = Non
     swapper = Swapper(
         service,
         which,
-        opened.make,
+        opened.make_model,
         opened.stamps,
         asked=options.asked,
         follow=options.follow,
@@ -377,37 +358,20 @@ def read_key(path: Path) -> tuple[str, list[str]]:
     ] if exposed else []
 
 
-def _about(prepared: Prepared) -> list[str]:
-    """What is served, by what, and why."""
-    name, which, engine, options = prepared.name, prepared.which, prepared.engine, prepared.options
+def describe_model(
+    name: str, which: WhichModel, engine: Engine, options: ServeOptions
+) -> list[str]:
+    """Return what is served, by which engine, and why."""
     path = "" if str(which.path) == name else f" ({printable(which.path)})"
-    lines = [f"model {printable(name)}{path}, fingerprint {engine.fingerprint}: {which.why}"]
-    fixed = " (as asked)" if options.engine else ""
-    lines += [
-        f"chosen{fixed}: {engine.reasons[0]}",
-        *(f"  {reason}" for reason in engine.reasons[1:]),
-    ]
-    lines += [f"hint: {hint}" for hint in engine.hints]
+    lines = [f"model {name}{path}, fingerprint {engine.fingerprint}: {which.why}"]
+    requested = " (as asked)" if options.engine else ""
+    lines.append(f"chosen{requested}: {engine.reasons[0]}")
+    lines += [f"  {reason}" for reason in engine.reasons[1:]]
     if options.follow:
         lines.append(
             f"follows {printable(which.path)}: a newer model is taken when it has passed its check"
         )
     return [*lines, f"deadline of a request: {duration(options.deadline)} (--deadline)"]
-
-
-def _facts(prepared: Prepared) -> dict[str, Any]:
-    """The same, for a script."""
-    engine = prepared.engine
-    return {
-        "model": prepared.name,
-        "path": str(prepared.which.path),
-        "fingerprint": engine.fingerprint,
-        "engine": engine.name,
-        "device": engine.device,
-        "threads": engine.threads,
-        "batches": {tower: engine.largest_batch(tower) for tower in ("image", "text")},
-        "reasons": engine.reasons,
-    }
 
 
 def _who_can_ask(key: str | None, shows_token: bool) -> str:

@@ -28,12 +28,10 @@ from lapclip.measure.memory import Memory, Question
 from lapclip.measure.race import Candidate, race
 from lapclip.measure.timing import Timer, Timing
 from lapclip.progress import Status
-from lapclip.runs.events import mapping
 from lapclip.serving.engine import BatchTimes, Engine
 from lapclip.serving.items import ImageFile
 from lapclip.serving.model_forms import CPU, EXPORTS, Form, ModelForms, open_export, stamp_files
 from lapclip.suggest import command
-from lapclip.text import percent
 from lapclip.weights import DESCRIPTION, is_exported
 from lapclip.which_model import WhichModel
 
@@ -61,7 +59,6 @@ def open_engine(
     status: Status = lambda _: None,
 ) -> Engine:
     """Open the fastest engine for a model, raced or remembered."""
-    models = None
     if is_exported(which.path):
         forms = [export_form(which, request)]
         open_form: OpenForm = open_export
@@ -80,8 +77,6 @@ def open_engine(
             MEMORY.remember(question, to_answer(engine))
         else:
             engine.reasons.append(f"{busy}; it is measured again at the next start")
-    if models:
-        engine.hints = list_hints(models, engine)
     return engine
 
 
@@ -147,39 +142,13 @@ def list_forms(models: ModelForms, request: EngineRequest) -> list[Form]:
 
 
 def missing_export(models: ModelForms, export_format: str, engine: str) -> WeightsError:
-    """Return the error for a requested engine whose export does not exist."""
+    """Return the error for a requested engine that has no export of the model."""
     run = models.which.run
     name = run.typed if run else models.which.path
-    reason, force = "is not there", []
-    if export_format in models.stale_formats:
-        reason, force = "was made from another model", ["--force"]
     return WeightsError(
-        f"--engine {engine} needs an export of {name}, which {reason}.",
-        hint=command("export", name, "--to", export_format, *force),
+        f"--engine {engine} needs an export of this very model; {name} has none.",
+        hint=command("export", name, "--to", export_format, "--force"),
     )
-
-
-def list_hints(models: ModelForms, engine: Engine) -> list[str]:
-    """Name the export that might be faster, or say why it is not used."""
-    export = models.exports.get("onnx-int8")
-    if export is not None:
-        if export.lost_nothing or engine.name == "onnx-int8":
-            return []
-        check = mapping(export.about.get("check"))
-        before, after = percent(check.get("recall_before")), percent(check.get("recall_after"))
-        return [
-            f"onnx-int8 is left out: its check saw R@1 go from {before} to {after}; "
-            "--engine onnx-int8 takes it all the same"
-        ]
-    run = models.which.run
-    if run is None or engine.device != CPU:
-        return []
-    if "onnx-int8" in models.stale_formats:
-        export_command = command("export", run.typed, "--to", "onnx-int8", "--force")
-        prefix = "the int8 export there is of another model; "
-    else:
-        export_command, prefix = command("export", run.typed, "--to", "onnx-int8"), ""
-    return [f"{prefix}{export_command} may serve faster: it is used where its check finds no loss"]
 
 
 def race_engines(forms: Sequence[Form], request: EngineRequest, open_form: OpenForm) -> Engine:

@@ -62,8 +62,6 @@ class Engine:
     """By tower, as measured here."""
     reasons: list[str] = field(default_factory=list)
     """Why this engine, these threads and these batches, as sentences."""
-    hints: list[str] = field(default_factory=list)
-    """What would be faster, and is not here."""
     fingerprint: str = ""
     """Which space its vectors are from; found out where it is not given, which reads all weights."""
 

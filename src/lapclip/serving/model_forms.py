@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from lapclip import __version__
-from lapclip.embedder import Embedder, Encoder, load_torch, open_exported
+from lapclip.embedder import Embedder, load_torch, open_exported
 from lapclip.exporting.check import FoundExport, find_export
 from lapclip.machine.device import DTYPES
-from lapclip.paths import CacheFile, digest_of_json
+from lapclip.paths import digest_of_json
 from lapclip.serving.engine import Engine
 from lapclip.text import counted
 from lapclip.training.precision import RoundedCopy
@@ -20,7 +20,6 @@ from lapclip.which_model import WhichModel
 # Formats of `lapclip export` by the engine that runs them.
 EXPORTS = {"onnx-float32": "onnx", "onnx-int8": "onnx-int8"}
 CPU = "cpu"
-FINGERPRINTS = CacheFile("model_fingerprints.json")
 
 
 @dataclass(frozen=True)
@@ -40,53 +39,33 @@ class Form:
         return f"{self.engine} on {self.device}, {counted(self.threads, 'thread')}"
 
 
-@dataclass
 class ModelForms:
-    """A model with its exports. Computes its fingerprint unless that is remembered of its files."""
+    """A model with its exports."""
 
-    which: WhichModel
-    exports: dict[str, FoundExport] = field(default_factory=dict)
-    """Exports of this very model by engine."""
-    stale_formats: list[str] = field(default_factory=list)
-    """Formats of exports that were made from another model."""
-    _loaded: dict[str, Embedder] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        key = str(self.which.path.absolute())
-        self._stamp = stamp_model(self.which)
-        remembered = FINGERPRINTS.read(key)
-        if self._stamp and isinstance(remembered, dict) and remembered.get("files") == self._stamp:
-            self.fingerprint = str(remembered["fingerprint"])
-        else:
-            self.fingerprint = self.load(CPU).fingerprint()
-            if self._is_unchanged:
-                FINGERPRINTS.write(key, {"files": self._stamp, "fingerprint": self.fingerprint})
-        run = self.which.made_by
+    def __init__(self, which: WhichModel) -> None:
+        self.which = which
+        self._loaded: dict[str, tuple[Embedder, str]] = {}
+        _, self.fingerprint = self.load(CPU)
+        self.exports: dict[str, FoundExport] = {}
+        """Exports of this very model by engine."""
+        run = which.made_by
         for engine, export_format in EXPORTS.items():
             export = find_export(run, export_format) if run else None
             if export and export.is_of(self.fingerprint):
                 self.exports[engine] = export
-            elif export:
-                self.stale_formats.append(export_format)
 
-    @property
-    def _is_unchanged(self) -> bool:
-        """Whether no file of the model was replaced since its fingerprint was found."""
-        return bool(self._stamp) and stamp_model(self.which) == self._stamp
-
-    def load(self, device: str) -> Embedder:
-        """Return the model in torch on a device, loaded once."""
+    def load(self, device: str) -> tuple[Embedder, str]:
+        """Return the model in torch on a device, and its fingerprint. Loads it once."""
         if device not in self._loaded:
-            self._loaded[device] = load_torch(self.which.path, device)
+            model = load_torch(self.which.path, device)
+            self._loaded[device] = model, model.fingerprint()
         return self._loaded[device]
 
     def open(self, form: Form) -> Engine:
         """Open an engine. Half precision has the model's fingerprint, because its vectors agree."""
         if form.folder is not None:
             return open_export(form)
-        model: Encoder = self.load(form.device)
-        # The fingerprint does not belong to weights that were saved after it was found.
-        fingerprint = self.fingerprint if self._is_unchanged else model.fingerprint()
+        model, fingerprint = self.load(form.device)
         dtype = form.engine.removeprefix("torch-")
         if dtype != "float32":
             rounded = RoundedCopy(model.model, DTYPES[dtype]).model.eval()

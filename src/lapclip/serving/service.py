@@ -11,7 +11,6 @@ A request keeps the model that it met on arrival, so a swap (`replace`) mixes no
 from __future__ import annotations
 
 import asyncio
-import base64
 import io
 import threading
 import time
@@ -28,7 +27,6 @@ from PIL import Image
 from lapclip.errors import LapclipError
 from lapclip.machine.choose_device import use_threads
 from lapclip.machine.facts import logical_cores
-from lapclip.paths import CacheFile
 from lapclip.serving.batching import Batcher, BatchReport, Row
 from lapclip.serving.engine import Engine
 from lapclip.serving.fetch import Fetcher
@@ -178,7 +176,7 @@ class ServedModel:
         return self.batcher.seconds_of(item.tower)
 
     def agrees(self, vectors: np.ndarray) -> bool:
-        """Whether these are the vectors of the golden image and caption, as at the first start of this model."""
+        """Return whether these are the vectors of the golden image and caption at the start of this model."""
         if vectors.shape != self.golden.shape:
             return False
         if self.engine.is_exact:
@@ -487,21 +485,8 @@ def golden_items() -> tuple[ImageFile, Text]:
 
 
 def _golden_vectors(engine: Engine) -> np.ndarray:
-    """Kept from the first start of this model with this engine; now computed where there are none."""
-    remembered, key = (
-        CacheFile("serving_golden.json"),
-        f"{engine.fingerprint} {engine.name} {engine.device}",
-    )
-    kept = remembered.read(key)
-    if isinstance(kept, str):
-        try:
-            return np.frombuffer(base64.b64decode(kept), np.float32).reshape(
-                2, engine.encoder.embedding
-            )
-        except ValueError:
-            pass  # damaged
-    image, text = golden_items()
-    rows = [engine.embed(item.tower, item.row(engine.encoder)[None])[0] for item in (image, text)]
-    vectors = np.asarray(np.stack(rows), np.float32)
-    remembered.write(key, base64.b64encode(vectors.tobytes()).decode())
-    return vectors
+    """Return the vectors of the golden image and caption."""
+    vectors = [
+        engine.embed(item.tower, item.row(engine.encoder)[None])[0] for item in golden_items()
+    ]
+    return np.asarray(np.stack(vectors), np.float32)
