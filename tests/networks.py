@@ -1,4 +1,4 @@
-"""Small foreign networks to build towers on: one for images, named as `tests.networks:tiny_image`, one for text."""
+"""Small foreign networks to build towers on: one for images, named `tiny-image`, one for text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+
+from lapclip.weights.pretrained_networks import PACKAGED, PackagedTower
 
 WORDS = "a the of on in at and left right top bottom red green blue yellow small large cat dog house tree night day"
 
@@ -24,8 +26,6 @@ class Residual(nn.Module):
 class TinyImage(nn.Module):
     """A stem, four blocks, and a classifier that nobody uses."""
 
-    preprocessing = {"image_size": 32, "pixel_mean": "0.5 0.5 0.5", "pixel_std": "0.25 0.25 0.25"}  # noqa: RUF012
-
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 12, 3, stride=4)
@@ -33,14 +33,14 @@ class TinyImage(nn.Module):
         self.after = nn.Conv2d(12, 20, 1)
         self.classes = nn.Linear(20, 10)
 
-    def forward_features(self, pixels: Tensor) -> Tensor:
+    def extract_features(self, pixels: Tensor) -> Tensor:
         x = self.stem(pixels).relu()
         for stage in self.stages:
             x = stage(x)
         return self.after(x).relu()
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.classes(self.forward_features(pixels).mean(dim=(2, 3)))
+        return self.classes(self.extract_features(pixels).mean(dim=(2, 3)))
 
 
 def tiny_image() -> TinyImage:
@@ -48,6 +48,16 @@ def tiny_image() -> TinyImage:
     with torch.random.fork_rng():
         torch.manual_seed(5)
         return TinyImage()
+
+
+PACKAGED["tiny-image"] = PackagedTower(
+    "image",
+    tiny_image,
+    packages=("a-package-that-is-not-installed",),
+    install="",
+    taps="",
+    facts={"image_size": 32, "pixel_mean": "0.5 0.5 0.5", "pixel_std": "0.25 0.25 0.25"},
+)
 
 
 def tiny_text(folder: Path) -> Path:

@@ -128,18 +128,6 @@ def test_a_named_run_is_followed_by_the_next_free_name_and_others_by_their_recip
     assert Run(here / "runs" / "mine").typed == str(here / "runs" / "mine")
 
 
-def test_code_that_a_saved_run_names_is_not_part_of_a_suggestion() -> None:
-    saved = {
-        "run": {
-            "recipe": "heads",
-            "asked": {"model": {"image_from": "evil:make", "text_from": "timm:x"}},
-        }
-    }
-    assert "evil" not in train_command(saved)
-    assert "--set model.image_from=MODULE:FUNCTION" in train_command(saved)
-    assert "--set model.text_from=timm:x" in train_command(saved)
-
-
 @pytest.mark.parametrize("name", ["image_from=evil:make #", "model.image_from", "", "_"])
 def test_what_is_no_setting_of_ours_is_not_part_of_a_suggestion(name: str) -> None:
     saved = {"run": {"asked": {name: {"image_from": "evil:make"}, "model": {name: "evil:make"}}}}

@@ -64,8 +64,8 @@ class ModelConfig:
     image_tower: str = setting("transformer", choices=("transformer", "convolutions"))
     """What looks at images: CLIP's vision transformer, or a residual network, which learns more from few images."""
     image_from: str = setting("")
-    """A pretrained network that looks at images instead: `efficientnet-lite0`, `timm:NAME`, a Hugging Face folder or
-    name, or `package.module:factory`. docs/finetune.md"""
+    """A pretrained network that looks at images instead: `efficientnet-lite0`, `timm:NAME`, or a Hugging Face folder
+    or name. docs/finetune.md"""
     text_from: str = setting("")
     """A pretrained network that reads captions instead, with its own tokenizer: `minilm-l6`, or a Hugging Face folder
     or name."""

@@ -22,7 +22,6 @@ from lapclip.config import SECTIONS, DataConfig, parse_settings
 from lapclip.text import number, path_from_here
 
 DRAWN = DataConfig().source  # the data of a run without DATA: lapclip draws it
-FACTORY_PLACEHOLDER = "MODULE:FUNCTION"
 LENGTHS = ("train.epochs", "train.steps", "train.minutes")  # only one of them counts
 SETTINGS = {
     f"{section}.{field.name}" for section in SECTIONS for field in fields(SECTIONS[section])
@@ -184,13 +183,9 @@ def _recipe(saved: Mapping[str, Any]) -> str:
 
 
 def _given(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that the user gave to a run. A factory (code) becomes a placeholder."""
+    """Return the settings that the user gave to a run."""
     recorded = _whole_names(_section(_section(saved, "run"), "asked"))
-    settings = {name: value for name, value in recorded.items() if name in SETTINGS}
-    for name in ("model.image_from", "model.text_from"):
-        if re.match(r"(?!timm:|hf:)[\w.]+:", str(settings.get(name, ""))):
-            settings[name] = FACTORY_PLACEHOLDER
-    return settings
+    return {name: value for name, value in recorded.items() if name in SETTINGS}
 
 
 def _whole_names(sections: Mapping[str, Any]) -> dict[str, Any]:

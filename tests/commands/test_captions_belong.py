@@ -14,10 +14,9 @@ from PIL import Image
 from lapclip.commands import data, probe
 from lapclip.commands.data import check_data
 from lapclip.model.shapes import SHAPES
-from lapclip.weights.pretrained_networks import trust
 from tests.networks import tiny_text
 
-IMAGE = "tests.networks:tiny_image"
+IMAGE = "tiny-image"
 COLOURS = {
     "red": (220, 30, 30),
     "green": (30, 200, 30),
@@ -44,7 +43,6 @@ def walls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 @pytest.fixture(autouse=True)
 def small_towers(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Two small networks in the place of those that come as packages."""
-    trust(IMAGE)
     towers = replace(
         SHAPES["towers"],
         image_from=IMAGE,

@@ -12,7 +12,7 @@ from lapclip.errors import ConfigError, DataError
 from lapclip.weights import pretrained_networks
 from tests.networks import tiny_text
 
-IMAGE = "tests.networks:tiny_image"
+IMAGE = "tiny-image"
 FEW = ("data.train_pairs=64", "model.image_size=32")
 
 

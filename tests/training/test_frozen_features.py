@@ -38,7 +38,6 @@ from lapclip.training.frozen_features import (
     write_array,
 )
 from lapclip.training.initial_weights import open_towers
-from lapclip.weights.pretrained_networks import trust
 
 from ..conftest import SMALL
 from ..networks import tiny_text
@@ -60,7 +59,7 @@ def towers(text_folder: Path) -> list[str]:
     """Settings of a run on two small foreign networks."""
     names = [
         "model.name=towers",
-        "model.image_from=tests.networks:tiny_image",
+        "model.image_from=tiny-image",
         f"model.text_from={text_folder}",
     ]
     sizes = [
@@ -467,10 +466,9 @@ class Captions(list):
 
 @pytest.mark.parametrize("count", [200, 5])
 def test_new_heads_start_with_what_fits_both_towers_best(text_folder: Path, count: int) -> None:
-    trust("tests.networks:tiny_image")
     shape = replace(
         SHAPES["towers"],
-        image_from="tests.networks:tiny_image",
+        image_from="tiny-image",
         text_from=str(text_folder),
         embedding=12,
     )

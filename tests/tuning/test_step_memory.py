@@ -79,7 +79,7 @@ def test_recomputing_blocks_keeps_fewer_activations() -> None:
 KINDS = {
     "foreign": [
         "model.name=towers",
-        "model.image_from=tests.networks:tiny_image",
+        "model.image_from=tiny-image",
         "model.head=24",
         "model.embedding=16",
     ],

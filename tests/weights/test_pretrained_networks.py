@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from lapclip.config import build_config, parse_settings, read_recipe
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
@@ -28,22 +27,18 @@ from lapclip.model.pretrained_towers import (
 from lapclip.model.shapes import SHAPES
 from lapclip.model.split_network import Blocks, find_blocks
 from lapclip.training.checkpoint import save_model
-from lapclip.training.initial_weights import find_initial_weights
-from lapclip.weights import pretrained_networks
 from lapclip.weights.pretrained_networks import (
-    TRUSTED,
     _architecture,
     build_network,
     open_image,
     open_text,
-    trust,
 )
 
-from ..networks import TinyImage, tiny_text, write_tokenizer
+from ..networks import tiny_text, write_tokenizer
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")
 
-IMAGE = "tests.networks:tiny_image"
+IMAGE = "tiny-image"
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +47,6 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def both(text_folder: Path, **changes: str) -> tuple[CLIP, Embedder]:
-    trust(IMAGE)
     image, text = open_image(IMAGE), open_text(str(text_folder))
     shape = replace(
         SHAPES["towers"],
@@ -164,57 +158,10 @@ def test_a_model_on_foreign_towers_is_saved_and_loaded_without_their_origin(
     assert np.array_equal(loaded.encode_text(captions), embedder.encode_text(captions))
 
 
-def test_a_model_cannot_make_us_call_code_that_nobody_here_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("LAPCLIP_TRUST", raising=False)
-    spec = TowerSpec(kind="factory", name="tests.networks:TinyImage")
-    assert not TRUSTED.read(spec.name)
-    with pytest.raises(ConfigError, match="code that has not been used with lapclip here"):
-        build_network(spec)
-    monkeypatch.setenv("LAPCLIP_TRUST", spec.name)
-    assert isinstance(build_network(spec), TinyImage)
-
-
-def test_trust_in_a_factory_does_not_reach_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for folder in ("known", "foreign"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "own_tower.py").write_text(
-            "def make():\n    raise RuntimeError('called')\n"
-        )
-    monkeypatch.delenv("LAPCLIP_TRUST", raising=False)
-    monkeypatch.chdir(tmp_path / "known")
-    trust("own_tower:make")
-    monkeypatch.setattr(pretrained_networks, "_named_now", set())  # as in the next process
-    monkeypatch.chdir(tmp_path / "foreign")
-    with pytest.raises(ConfigError, match="has not been used with lapclip here"):
-        build_network(TowerSpec(kind="factory", name="own_tower:make"))
-
-
-def test_a_recipe_file_cannot_make_us_call_code_that_nobody_here_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same rule as for saved models; on the command line it is named by whoever types."""
-    monkeypatch.delenv("LAPCLIP_TRUST", raising=False)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "planted.py").write_text(
-        "open('ran', 'w').close()\nfrom tests.networks import TinyImage as tower\n"
-    )
-    (tmp_path / "own.toml").write_text('[model]\nimage_from = "planted:tower"\n')
-    for _ in range(2):
-        layers = [read_recipe("own.toml"), parse_settings([])]
-        with pytest.raises(ConfigError, match="planted:tower") as refused:
-            find_initial_weights(build_config(layers, SHAPES), layers)
-        assert "LAPCLIP_TRUST=planted:tower" in refused.value.hint
-    assert not (tmp_path / "ran").exists()
-    layers = [read_recipe("own.toml"), parse_settings(["model.image_from=planted:tower"])]
-    assert find_initial_weights(build_config(layers, SHAPES), layers)[1] is not None
-    assert (
-        find_initial_weights(build_config(layers[:1], SHAPES), [layers[0], parse_settings([])])[1]
-        is not None
-    )
+@pytest.mark.parametrize("name", ["builtins:dict", "minilm-l6", "os.path"])
+def test_a_model_cannot_name_code(name: str) -> None:
+    with pytest.raises(ConfigError, match="not known here"):
+        build_network(TowerSpec(kind="package", name=name))
 
 
 def test_a_saved_configuration_cannot_make_transformers_fetch_anything(text_folder: Path) -> None:
@@ -310,9 +257,7 @@ def test_a_text_network_whose_padding_is_its_last_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("tests.networks:nothing", "cannot be imported"),
-        ("no_such_package:thing", "cannot be imported"),
-        ("builtins:dict", "gives dict, neither a network nor the folder of one"),
+        ("builtins:dict", "There is no folder builtins:dict"),
         ("minilm-l6", "is a text tower"),
         ("timm:no_such_network", "timm"),
         ("hf:nowhere/at-all", "the hub did not give it"),
@@ -327,7 +272,6 @@ def test_references_that_lead_nowhere_say_so(
 
         # The environment is read when the package is imported, which may be long ago; online it tries for 20 seconds.
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    trust(reference)
     with pytest.raises(ConfigError, match=message):
         open_image(reference)
 

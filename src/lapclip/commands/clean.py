@@ -36,7 +36,6 @@ CACHES = (
     "calibration-*.safetensors",
     "*.json",
 )
-AGREEMENTS = "trusted.json"  # what the user agreed to cannot be made again
 IN_USE = "another process uses it now"
 DAY_SECONDS = 86_400
 
@@ -157,8 +156,7 @@ def _caches() -> Iterator[Item]:
     yield from _leftovers(root)
     for pattern in CACHES:
         for path in root.glob(pattern):
-            is_ours = path.name != AGREEMENTS and path.suffix != ".partial"
-            if is_ours and not path.is_symlink():
+            if path.suffix != ".partial" and not path.is_symlink():
                 yield _item(CACHE, path, _cached_source(path))
 
 

@@ -50,7 +50,6 @@ from lapclip.weights.pretrained_networks import (
     open_image,
     open_text,
     taps_of,
-    trust,
 )
 
 IMAGES, CAPTIONS_EACH = 800, 2
@@ -109,8 +108,6 @@ def probe(request: ProbeRequest, callbacks: Callbacks = Callbacks()) -> dict[str
             raise ConfigError(
                 f"No pretrained {kind} tower is installed.", hint=f"{PACKAGES}, or {option} NAME"
             )
-    for name in (*request.towers, *request.texts):  # on the command line
-        trust(name)
     settings = Settings.of(request.data, request.settings)
     device, _ = choose_device(request.device)
     callbacks.status("reading the data")

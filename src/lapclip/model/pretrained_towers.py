@@ -24,7 +24,7 @@ from lapclip.model.block import LayerNorm
 from lapclip.model.kernels import Compute, linear
 from lapclip.model.split_network import Blocks, same
 
-HUGGING_FACE, TIMM, FACTORY = "huggingface", "timm", "factory"
+HUGGING_FACE, TIMM, PACKAGE = "huggingface", "timm", "package"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +92,6 @@ class Head(nn.Module):
 
 Network = tuple[nn.Module, TowerSpec]
 """A pretrained network and what it is."""
-FEATURES = ("forward_features", "extract_features")
-"""Methods by which networks give features instead of classes."""
 
 
 class PretrainedTower(nn.Module, ABC):
@@ -215,20 +213,16 @@ class PretrainedImageTower(PretrainedTower):
         return self._goes_on(features, block, blank)
 
     def _features(self, inputs: Tensor) -> Tensor:
-        return self._pooled(self._called(inputs), inputs)
+        if self.spec.kind == HUGGING_FACE:
+            hidden = self.backbone(pixel_values=inputs).last_hidden_state
+        elif self.spec.kind == PACKAGE:
+            hidden = self.backbone.extract_features(inputs)  # pyright: ignore[reportCallIssue]
+        else:  # timm's are pooled already
+            hidden = self.backbone(inputs)
+        return self._pooled(hidden, inputs)
 
     def _pooled(self, hidden: Tensor, inputs: Tensor) -> Tensor:
         return pooled_image(hidden, self.spec.pooling)
-
-    def _called(self, pixels_BCSS: Tensor) -> Any:
-        """What the network gives: features of Hugging Face models and of factories, timm's already pooled."""
-        if self.spec.kind == HUGGING_FACE:
-            return self.backbone(pixel_values=pixels_BCSS).last_hidden_state
-        if self.spec.kind == FACTORY:
-            for name in FEATURES:
-                if callable(found := getattr(self.backbone, name, None)):
-                    return found(pixels_BCSS)
-        return self.backbone(pixels_BCSS)
 
     def _samples(self) -> tuple[Tensor, Tensor]:
         device = self.head.projection.device

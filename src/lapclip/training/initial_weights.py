@@ -13,7 +13,7 @@ from lapclip.errors import ConfigError, RunError, first_line
 from lapclip.loss import LOSSES
 from lapclip.model.clip import CLIP
 from lapclip.seeding import derived_seed
-from lapclip.weights.pretrained_networks import open_image, open_text, trust
+from lapclip.weights.pretrained_networks import open_image, open_text
 from lapclip.which_model import which_model
 
 
@@ -43,11 +43,6 @@ def find_initial_weights(
     if config.train.start:
         return _from_model(config, layers)
     if config.model.image_from or config.model.text_from:
-        for tower in ("image_from", "text_from"):
-            if (
-                named := layers[-1].values.get("model", {}).get(tower)
-            ):  # on the command line, not in a recipe
-                trust(str(named))
         return _from_towers(
             config, {name for layer in layers for name in layer.values.get("model", {})}
         )

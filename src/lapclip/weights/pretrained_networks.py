@@ -3,24 +3,19 @@
 efficientnet-lite0, minilm-l6    small towers that come as packages, in the extra small-towers
 efficientnet-lite1, -lite2, mpnet-base    larger ones, in packages of their own
 timm:NAME                        an image network of timm
-package.module:factory           a function that gives an image network, or the folder of a Hugging Face model
 FOLDER or hf:org/name            a Hugging Face model, on disk or from the hub
 
-A factory is code. It is called where someone at this computer named it: in --set, now or before, or in LAPCLIP_TRUST.
-A recipe file and a saved model may come from elsewhere, so their word alone is not enough.
+None of these names is code: recipe files and saved models may come from elsewhere.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.machinery
 import inspect
 import io
 import json
-import os
 import re
 import shutil
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -34,9 +29,8 @@ from torch import nn
 
 from lapclip.data.tokenizers import PretrainedTokenizer, Tokenizer
 from lapclip.errors import ConfigError, first_line
-from lapclip.model.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSpec
+from lapclip.model.pretrained_towers import HUGGING_FACE, PACKAGE, TIMM, TowerSpec
 from lapclip.paths import (
-    CacheFile,
     cache_folder,
     digest_of_file,
     parse_json,
@@ -46,13 +40,9 @@ from lapclip.paths import (
     replace,
 )
 from lapclip.suggest import command, install
-from lapclip.weights import HUB, is_hub_name
+from lapclip.weights import is_hub_name
 from lapclip.weights.hub import confirm_name
 
-TRUSTED = CacheFile("trusted.json")
-"""Factories that someone at this computer has named: what comes from elsewhere may not make us call others."""
-_named_now: set[str] = set()
-"""The same for this process, where the cache cannot be written."""
 CONTEXT = 128
 """Most tokens of a caption; networks that know more are slow on them, and captions are short."""
 KEPT = {"is_decoder", "add_cross_attention", "tie_word_embeddings", "chunk_size_feed_forward"}
@@ -82,12 +72,6 @@ def open_image(reference: str) -> OpenedNetwork:
     if reference.startswith("timm:"):
         backbone, facts = _timm(reference.removeprefix("timm:"), weights=True)
         return OpenedNetwork(backbone, TowerSpec(kind=TIMM, name=reference), facts)
-    if _is_factory(reference):
-        made = _made(reference)
-        if isinstance(made, nn.Module):
-            facts = getattr(made, "preprocessing", {})
-            return OpenedNetwork(made, TowerSpec(kind=FACTORY, name=reference), dict(facts))
-        reference = _folder(reference, made)
     if reference in PACKAGED:
         packaged = PACKAGED[reference]
         if packaged.tower != "image":
@@ -95,7 +79,7 @@ def open_image(reference: str) -> OpenedNetwork:
                 f"{reference} is a text tower.", hint="--set model.text_from=" + reference
             )
         return OpenedNetwork(
-            packaged.make(), TowerSpec(kind=FACTORY, name=reference), dict(packaged.facts)
+            packaged.make(), TowerSpec(kind=PACKAGE, name=reference), dict(packaged.facts)
         )
     backbone, config, pooling, facts = _open_vision(_here_or_on_hub(reference))
     return OpenedNetwork(
@@ -114,8 +98,6 @@ def open_text(reference: str) -> OpenedNetwork:
                 f"{reference} is an image tower.", hint="--set model.image_from=" + reference
             )
         folder = str(packaged.make())
-    elif _is_factory(reference):
-        folder = _folder(reference, _made(reference))
     else:
         folder = _here_or_on_hub(reference)
     return _open_text(folder, reference)
@@ -127,67 +109,9 @@ def build_network(spec: TowerSpec) -> nn.Module:
         return _build(spec.config)
     if spec.kind == TIMM:
         return _timm(spec.name.removeprefix("timm:"), weights=False)[0]
-    if spec.name in PACKAGED:
-        return PACKAGED[spec.name].make()
-    made = _made(spec.name)
-    if not isinstance(made, nn.Module):
-        raise ConfigError(f"{spec.name} gives {type(made).__name__}, not a network.")
-    return made
-
-
-def trust(reference: str) -> None:
-    """Someone at this computer named a tower. Where it is made by a factory, that may be called from now on."""
-    if _is_factory(reference):
-        _named_now.add(reference)
-        TRUSTED.write(reference, _file_of(reference))
-
-
-def _is_factory(reference: str) -> bool:
-    return (
-        ":" in reference
-        and not reference.startswith(("timm:", HUB))
-        and not Path(reference).exists()
-    )
-
-
-def _file_of(reference: str) -> str:
-    """Where the code of a factory lies, found without running any of it: another folder may have one of that name."""
-    package = reference.partition(":")[0].partition(".")[0]
-    found = importlib.machinery.PathFinder.find_spec(package, [*sys.path, os.getcwd()])
-    return os.path.realpath(found.origin) if found and found.origin else ""
-
-
-def check_trusted(reference: str) -> None:
-    """Refuse a tower that is made by a factory which nobody at this computer has named. None is called."""
-    named = reference in (*_named_now, os.environ.get("LAPCLIP_TRUST"))
-    if not _is_factory(reference) or named:
-        return
-    if not (trusted := TRUSTED.read(reference)) or trusted != _file_of(reference):
-        raise ConfigError(
-            f"A tower is made by {reference}, code that has not been used with lapclip here.",
-            hint=f"if you know it, the same command with LAPCLIP_TRUST={reference} in the environment",
-        )
-
-
-def _made(reference: str) -> Any:
-    """What the factory `package.module:name` gives, if someone here named it."""
-    check_trusted(reference)
-    module_name, _, name = reference.partition(":")
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # where `python` itself would look
-    try:
-        factory = getattr(importlib.import_module(module_name), name)
-    except (ImportError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"{reference} cannot be imported: {first_line(error)}.",
-            hint="package.module:function, importable from here, or a folder of a Hugging Face model",
-        ) from None
-    try:
-        return factory()
-    except Exception as error:
-        raise ConfigError(
-            f"{reference}() failed: {type(error).__name__}: {first_line(error)}."
-        ) from error
+    if spec.name not in PACKAGED or PACKAGED[spec.name].tower != "image":
+        raise ConfigError(f"The model names a tower that is not known here: {spec.name}.")
+    return PACKAGED[spec.name].make()
 
 
 def _here_or_on_hub(reference: str) -> str:
@@ -199,14 +123,6 @@ def _here_or_on_hub(reference: str) -> str:
     raise ConfigError(
         f"There is no folder {reference}.",
         hint="the path of a folder with config.json, hf:org/name, or timm:NAME",
-    )
-
-
-def _folder(reference: str, made: Any) -> str:
-    if isinstance(made, (str, os.PathLike)):
-        return str(made)
-    raise ConfigError(
-        f"{reference} gives {type(made).__name__}, neither a network nor the folder of one."
     )
 
 

@@ -23,7 +23,7 @@ from lapclip.data.tokenizers import (
     tokenizer_from_dict,
 )
 from lapclip.errors import DataError, RunError, WeightsError, first_line
-from lapclip.model.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSpec
+from lapclip.model.pretrained_towers import HUGGING_FACE, PACKAGE, TIMM, TowerSpec
 from lapclip.paths import read_bytes, read_json
 from lapclip.weights import (
     CONFIG,
@@ -56,7 +56,7 @@ from lapclip.weights.torch_files import read_safetensors, read_tensors
 
 OWN_FIELDS = {"format": one_of(1), "model": SECTION, "tokenizer": SECTION, "towers": SECTION}
 TOWER_FIELDS = {
-    "kind": one_of(HUGGING_FACE, TIMM, FACTORY),
+    "kind": one_of(HUGGING_FACE, TIMM, PACKAGE),
     "name": STRING,
     "config": SECTION,
     "pooling": one_of("mean", "first", "last", "max"),
