@@ -10,14 +10,6 @@ from lapclip.machine.sensors import EVERY_SECONDS, Sensors
 
 from .test_facts import write
 
-INTEL_MAC = """Note: No thermal warning level has been recorded
-Note: No performance warning level has been recorded
-2026-11-01 10:00:00 +0100 CPU Power notify
-	CPU_Scheduler_Limit 	= 100
-	CPU_Available_CPUs 	= 12
-	CPU_Speed_Limit 	= {limit}
-"""
-
 
 def test_the_whole_chip_is_read_and_not_a_disk(tmp_path: Path) -> None:
     write(
@@ -65,7 +57,6 @@ def test_the_clock_is_the_mean_of_the_cores(tmp_path: Path) -> None:
     cpufreq = "devices/system/cpu/cpufreq/policy{}/scaling_cur_freq"
     write(tmp_path, {cpufreq.format(0): "3000000", cpufreq.format(1): "2000000"})
     assert sensors.processor_clock(tmp_path)() == 2500
-    assert sensors.parse_clock("cpu MHz\t\t: 2600.000\ncpu MHz\t\t: 2400.000\n") == 2500
 
 
 @pytest.mark.skipif("sys.platform == 'darwin'", reason="macOS publishes a pressure instead")
@@ -78,12 +69,6 @@ def test_counters_that_grow_mean_throttling(tmp_path: Path) -> None:
     write(tmp_path, {name: "9"})
     assert read() is True
     assert read() is False
-
-
-def test_macos_speed_limit() -> None:
-    assert sensors.parse_thermal_limit(INTEL_MAC.format(limit=100)) is False
-    assert sensors.parse_thermal_limit(INTEL_MAC.format(limit=68)) is True
-    assert sensors.parse_thermal_limit("Note: No thermal warning level has been recorded\n") is None
 
 
 def test_sensors_are_due_at_once_and_then_every_ten_seconds(

@@ -124,35 +124,18 @@ def thermometer(sysfs: Path = SYSFS) -> Callable[[], float | None]:
 
 
 def processor_clock(sysfs: Path = SYSFS) -> Callable[[], float | None]:
-    """Reads the clock rate now in megahertz, the mean over some cores. macOS and Windows show the nominal one only."""
-    paths = sorted((sysfs / "devices/system/cpu/cpufreq").glob("policy*/scaling_cur_freq"))[
-        :FEW_POLICIES
-    ]
+    """Return a reader of the clock rate now in megahertz, the mean over some cores.
+
+    macOS and Windows show only the nominal rate.
+    """
+    pattern = "devices/system/cpu/cpufreq/policy*/scaling_cur_freq"
+    paths = sorted(sysfs.glob(pattern))[:FEW_POLICIES]
 
     def read() -> float | None:
-        rates = [rate for path in paths if (rate := number_in(path)) is not None]
-        if not rates and sysfs == SYSFS and sys.platform == "linux":
-            return parse_clock(_beginning(Path("/proc/cpuinfo")))
+        rates = [rate for rate in map(number_in, paths) if rate is not None]
         return sum(rates) / len(rates) / 1000 if rates else None
 
     return read
-
-
-def _beginning(path: Path) -> str:
-    """The first cores' part: the system writes this file while it is read, and asks every core it comes to."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(2**14)
-    except OSError:
-        return ""
-
-
-def parse_clock(cpuinfo: str) -> float | None:
-    """The mean of what /proc/cpuinfo says, for machines without a frequency driver."""
-    rates = [
-        float(rate) for rate in re.findall(r"^cpu MHz\s*: ([\d.]+)$", cpuinfo, flags=re.MULTILINE)
-    ]
-    return sum(rates) / len(rates) if rates else None
 
 
 def throttling(sysfs: Path = SYSFS) -> Callable[[], bool | None]:
@@ -201,11 +184,9 @@ def _zone(sysfs: Path) -> Path | None:
 
 
 def _apple_throttling() -> bool | None:
-    """The thermal pressure that the system publishes to every program, else what pmset says of the clock."""
+    """Return whether the thermal pressure that macOS publishes to every program is heavy."""
     pressure = _apple_pressure()
-    if pressure is not None:
-        return pressure >= HEAVY
-    return parse_thermal_limit(output_of("pmset", "-g", "therm") or "")
+    return None if pressure is None else pressure >= HEAVY
 
 
 def _apple_pressure() -> int | None:
@@ -221,14 +202,6 @@ def _apple_pressure() -> int | None:
         return None if failed else int(state.value)
     except (OSError, AttributeError):
         return None
-
-
-def parse_thermal_limit(text: str) -> bool | None:
-    """Whether macOS' `pmset -g therm` holds the clock back. Chips by Apple often record nothing: then it is unknown."""
-    limits = [
-        int(limit) for limit in re.findall(r"CPU_(?:Speed|Scheduler)_Limit\s*=\s*(\d+)", text)
-    ]
-    return min(limits) < 100 if limits else None
 
 
 POWERCAP = Path("/sys/class/powercap")
@@ -400,10 +373,6 @@ def apple_counters(monitor) -> dict[str, Counter]:
     return {part: counter(field) for part, field in parts.items()}
 
 
-POWER_SAVER = "a1841308-3541-4fab-bc81-f71556f20b4a"
-"""Windows' power scheme "Power saver"; the identifier is the same in every language."""
-
-
 @dataclass(frozen=True)
 class Power:
     """What the system tells; None is unknown."""
@@ -415,38 +384,26 @@ class Power:
 
 
 def power() -> Power:
-    """Power source, battery and low-power mode of this machine."""
+    """Return the power source, the battery and the low-power mode of this machine."""
     source, percent = _battery()
+    low_power_mode = None
     if sys.platform == "darwin":
-        source = source or parse_power_source(output_of("pmset", "-g", "batt") or "")
-        return Power(source, percent, parse_low_power_mode(output_of("pmset", "-g") or ""))
-    if sys.platform == "win32":
-        status = _windows_status()
-        scheme = parse_power_scheme(output_of("powercfg", "/getactivescheme") or "")
-        saver = parse_power_status(status)[1]
-        low = None if saver is None and scheme is None else bool(saver or scheme)
-        return Power(source or parse_power_status(status)[0], percent, low)
-    return Power(source or linux_power_source(SYSFS), percent, linux_low_power_mode(SYSFS))
+        low_power_mode = parse_low_power_mode(output_of("pmset", "-g") or "")
+    elif sys.platform == "linux":
+        low_power_mode = linux_low_power_mode(SYSFS)
+    return Power(source, percent, low_power_mode)
 
 
 def _battery() -> tuple[str | None, float | None]:
-    """As psutil has it on every system; without a battery it says nothing."""
+    """Return the power source and the charge. Both are None without a battery."""
     try:
         battery = psutil.sensors_battery()
     except (AttributeError, OSError, RuntimeError, ValueError):
         return None, None
     if battery is None:
         return None, None
-    source = (
-        None if battery.power_plugged is None else "mains" if battery.power_plugged else "battery"
-    )
+    source = {True: "mains", False: "battery"}.get(battery.power_plugged)
     return source, float(battery.percent)
-
-
-def parse_power_source(text: str) -> str | None:
-    """From macOS' `pmset -g batt`, which names the source on machines without a battery too."""
-    found = re.search(r"Now drawing from '(AC|Battery|UPS) Power'", text)
-    return {"AC": "mains", "Battery": "battery", "UPS": "battery"}[found[1]] if found else None
 
 
 def parse_low_power_mode(text: str) -> bool | None:
@@ -455,39 +412,9 @@ def parse_low_power_mode(text: str) -> bool | None:
     return found[1] == "1" if found else None
 
 
-def linux_power_source(sysfs: Path) -> str | None:
-    """Mains if any supply of that kind is on. A list without one tells nothing: desktops and containers have none."""
-    for supply in sorted((sysfs / "class/power_supply").glob("*")):
-        if text_of(supply / "type") in ("Mains", "USB") and number_in(supply / "online") == 1:
-            return "mains"
-    return None
-
-
 def linux_low_power_mode(sysfs: Path) -> bool | None:
     """The firmware's profile where there is one, else what the frequency driver prefers."""
     if profile := text_of(sysfs / "firmware/acpi/platform_profile"):
         return profile in ("low-power", "quiet", "cool")
     preference = text_of(sysfs / "devices/system/cpu/cpu0/cpufreq/energy_performance_preference")
     return preference == "power" if preference else None
-
-
-def parse_power_status(status: bytes) -> tuple[str | None, bool | None]:
-    """Source and battery saver from Windows' SYSTEM_POWER_STATUS: bytes 0 (AC line) and 3 (battery saver)."""
-    if len(status) < 12:
-        return None, None
-    return {0: "battery", 1: "mains"}.get(status[0]), bool(status[3])
-
-
-def parse_power_scheme(text: str) -> bool | None:
-    """Whether Windows' `powercfg /getactivescheme` names the power saver."""
-    found = re.search(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", text.lower())
-    return found[0] == POWER_SAVER if found else None
-
-
-def _windows_status() -> bytes:
-    try:
-        buffer = ctypes.create_string_buffer(12)
-        done = ctypes.windll.kernel32.GetSystemPowerStatus(buffer)  # pyright: ignore[reportAttributeAccessIssue]
-        return buffer.raw if done else b""
-    except (AttributeError, OSError):
-        return b""
