@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from lapclip.errors import RunError
 from lapclip.report import write_report
 from lapclip.runs.events import EventLog, Finished
 from lapclip.runs.folder import Run, TrainRequest, create_run, find_run
-from lapclip.which_model import NotAModel, best_on_photos, separation, which_model
+from lapclip.which_model import NotAModel, newest_on_photos, which_model
 
 from .small_runs import prepared_run
 
@@ -38,7 +37,6 @@ def make_run(
     age: int = 0,
     model: bool = True,
     finished: bool = True,
-    scores: tuple[float, int] | None = None,
 ) -> Run:
     run = prepared_run(
         name,
@@ -48,15 +46,12 @@ def make_run(
     if model:
         model_at(run.model)
     if finished:
-        evaluation = (
-            {"split": "test", "t2i_r1": scores[0], "candidates": scores[1]} if scores else {}
-        )
         with_end = Finished(
             step=1,
             training_seconds=1,
             pairs_per_second=1,
             peak_memory_bytes=1,
-            evaluation=evaluation,
+            evaluation={},
             places=[],
             early="",
         )
@@ -143,42 +138,23 @@ def test_without_a_name_the_newest_run_with_a_model_is_meant_good_or_bad() -> No
     assert files[0].parent.name == "scenes"
 
 
-def test_search_takes_the_run_that_finds_photos_best() -> None:
+def test_search_takes_the_newest_run_that_learned_from_images() -> None:
     def chosen() -> tuple[str, str]:
-        found = which_model(None, best_on_photos)
-        return found.name, found.why
+        match = which_model(None, newest_on_photos)
+        return match.name, match.why
 
     with pytest.raises(RunError, match="no trained model"):
         chosen()
     make_run("unfinished-scenes", finished=False)
     assert chosen() == ("unfinished-scenes", "the newest run with a model; none has finished")
-    make_run("scenes", age=9, scores=(0.91, 240))
-    assert chosen() == ("scenes", "the newest finished run; none learnt from images")
+    make_run("scenes", age=9)
+    assert chosen() == ("scenes", "the newest finished run; none learned from images")
     make_run("unfinished", "photos", age=1, finished=False)
     assert chosen()[0] == "unfinished"
-    make_run("unscored", "photos", age=8)
-    assert chosen()[0] == "unscored"
-    make_run("heads", "photos", age=7, scores=(0.43, 23))
-    assert chosen() == (
-        "heads",
-        "the only finished run on images (text-to-image R@1 43.0% among 23, split test)",
-    )
-    make_run("bad", "photos", age=2, scores=(0.03, 23))
-    make_run("few", "photos", age=3, scores=(1.0, 2))
-    make_run("without", "photos", age=0, model=False, scores=(0.99, 1000))
-    name, why = chosen()
-    assert (name, "best of 3 finished runs" in why) == ("heads", True)
-    make_run("many", "photos", age=9, scores=(0.211, 1000))
-    assert chosen()[0] == "many"
-
-
-def test_recall_among_few_and_among_many_is_compared_fairly() -> None:
-    chance = [separation(1 / candidates, candidates) for candidates in (2, 23, 1000)]
-    assert max(map(abs, chance)) < 0.3
-    assert (
-        separation(1.0, 2) < separation(0.05, 1000) < separation(0.43, 23) < separation(0.21, 1000)
-    )
-    assert all(math.isfinite(separation(recall, n)) for recall in (0, 1) for n in (1, 2, 10**6))
+    make_run("old", "photos", age=8)
+    make_run("heads", "photos", age=7)
+    make_run("without", "photos", age=0, model=False)
+    assert chosen() == ("heads", "the newest finished run that learned from images")
 
 
 def test_torch_is_not_loaded() -> None:

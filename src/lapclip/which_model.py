@@ -7,7 +7,7 @@ path of the same name, and both over a published one. Without a name each comman
 `eval`, `export` and `report` take `newest_run`: they are typed after training and are about the run that was
 just trained, good or bad; a run that failed before it had a model is passed over. `search` is about photos, not about a run: it takes the model that made the index of the
 folder (`that_made_an_index`), because all images would have to be read again for another one, and where there is no
-index the model that finds photos best (`best_on_photos`). `embed` does the same with the file it is to write.
+index the newest run that learned from images (`newest_on_photos`). `embed` does the same with the file it is to write.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import NormalDist
-from typing import Any
 
 from lapclip.config import SECTIONS, Config, DataConfig, Layer, build_config
 from lapclip.errors import RunError, closest
@@ -30,10 +28,9 @@ from lapclip.machine.system_memory import available_bytes
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import cache_folder
 from lapclip.progress import Progress
-from lapclip.runs.events import mapping
 from lapclip.runs.folder import REQUEST, RUNS, Run, all_runs, find_run, find_trained_run
 from lapclip.runs.heartbeat import using
-from lapclip.text import number, path_from_here, percent, size
+from lapclip.text import path_from_here, size
 from lapclip.weights import is_model, published_models
 from lapclip.weights.published_models import PublishedModel
 
@@ -222,72 +219,32 @@ def that_made_an_index(reference: str) -> WhichModel | None:
     return WhichModel(path, Run(path) if _is_run(path) else None, MADE_THE_INDEX)
 
 
-def best_on_photos() -> WhichModel:
-    """The run that learnt from images and is the best by its own held-out ones: text-to-image R@1 of the finished
-    model, on the test split where there is one, else on val. A run that has not finished comes after those that have,
-    the newest first; one that saw nothing but drawn scenes is taken only where no other has a model."""
+def newest_on_photos() -> WhichModel:
+    """Return the newest finished run that learned from images.
+
+    Without one, takes the newest run that learned from images, the newest finished run, or the newest run.
+    """
     runs = runs_with_models()
     if not runs:
         raise NoModel(f"There is no trained model in {RUNS.absolute()}.", hint=for_photos())
     photos = [run for run in runs if run.data_source() not in (DRAWN, None)]
-    endings = [
-        (run, ending) for run in photos if (ending := run.last_ending()).get("type") == "finished"
-    ]
-    if scored := [
-        (run, scores)
-        for run, ending in endings
-        if _are_scores(scores := mapping(ending.get("evaluation")))
-    ]:
-        # Of equal ones the newest: max takes the first.
-        run, scores = max(
-            scored, key=lambda each: separation(each[1]["t2i_r1"], each[1]["candidates"])
-        )
-        found = f"text-to-image R@1 {percent(scores['t2i_r1'])} among {scores['candidates']:,}"
-        rule = (
-            f"the best of {len(scored)} finished runs"
-            if len(scored) > 1
-            else "the only finished run"
-        )
-        return WhichModel(
-            run.path, run, f"{rule} on images ({found}, split {scores.get('split') or 'val'})"
-        )
-    for some, why in (
-        (
-            [run for run, _ in endings],
-            "the newest finished run that learnt from images; none was scored",
-        ),
-        (photos, "the newest run that learnt from images; none has finished"),
-        (
-            [run for run in runs if run.last_state() == "finished"],
-            "the newest finished run; none learnt from images",
-        ),
-        (runs, "the newest run with a model; none has finished"),
-    ):
-        if some:
-            return WhichModel(some[0].path, some[0], why)
-    raise AssertionError("there are runs")
+    groups = {
+        "the newest finished run that learned from images": finished(photos),
+        "the newest run that learned from images; none has finished": photos,
+        "the newest finished run; none learned from images": finished(runs),
+        "the newest run with a model; none has finished": runs,
+    }
+    reason, group = next((reason, group) for reason, group in groups.items() if group)
+    return WhichModel(group[0].path, group[0], reason)
 
 
-def separation(recall: float, candidates: int) -> float:
-    """How far the score of a caption's own image lies above those of others, in standard deviations, if scores were
-    normal. It makes recall among few images comparable with recall among many, where R@1 alone is not: a run with two
-    held-out images finds the right one first in half of all cases by chance."""
-    normal, half = (
-        NormalDist(),
-        0.5 / max(candidates, 1),
-    )  # half an answer, so that all or none right is a number too
-    best_of_others = normal.inv_cdf(0.5 ** (1 / max(candidates - 1, 1)))
-    return best_of_others + normal.inv_cdf(min(max(recall, half), 1 - half))
+def finished(runs: list[Run]) -> list[Run]:
+    return [run for run in runs if run.last_ending().get("type") == "finished"]
 
 
 def runs_with_models() -> list[Run]:
     """Runs in this folder whose model can be used, the newest first."""
     return [run for run in reversed(all_runs()) if is_model(run.path)]
-
-
-def _are_scores(scores: dict[str, Any]) -> bool:
-    recall, candidates = number(scores.get("t2i_r1")), number(scores.get("candidates"))
-    return recall is not None and candidates is not None and candidates >= 1
 
 
 def _is_run(path: Path) -> bool:

@@ -36,7 +36,7 @@ from lapclip.searching.read_images import Read, in_batches, made_ahead, read_sto
 from lapclip.searching.search_model import CPU_BATCH
 from lapclip.searching.update_index import AHEAD
 from lapclip.text import size
-from lapclip.which_model import WhichModel, best_on_photos, that_made_an_index, which_model
+from lapclip.which_model import WhichModel, newest_on_photos, that_made_an_index, which_model
 
 SAVED_EVERY = 1.0
 """Seconds of work that a killed process may lose."""
@@ -113,7 +113,7 @@ def embed(request: EmbedOptions, callbacks: Callbacks = Callbacks()) -> dict[str
     finished = file.check_free(is_unfinished=saved.folder.exists())
     with saved.locked():
         which = which_model(
-            request.model, lambda: _same_as_before(saved.about or finished) or best_on_photos()
+            request.model, lambda: _same_as_before(saved.about or finished) or newest_on_photos()
         )
         callbacks.status("reading the model")
         model = _open(which, request.device)

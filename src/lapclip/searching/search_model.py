@@ -28,8 +28,8 @@ from lapclip.weights import is_exported
 from lapclip.weights.published_models import PublishedModel
 from lapclip.which_model import (
     WhichModel,
-    best_on_photos,
     for_photos,
+    newest_on_photos,
     that_made_an_index,
     which_model,
 )
@@ -75,10 +75,10 @@ def open_search_model(
     name: str | None, device: str = "auto", known: Sequence[KnownIndex] = ()
 ) -> SearchModel:
     """The model that is meant, ready to work; without a name, the one that made the index that was used last, and
-    where that is gone the best. `known` are the indexes of the folder: a form of the model that is as good does not
+    where that is gone the newest that learned from images. `known` are the indexes of the folder: a form of the model that is as good does not
     take the place of one that made an index, because all images would have to be read again."""
     notes: list[str] = []
-    which = which_model(name, lambda: _that_made_one(known, notes) or best_on_photos())
+    which = which_model(name, lambda: _that_made_one(known, notes) or newest_on_photos())
     found = _opened(which, device, known)
     stale = [one for one in known if one.fingerprint and one.reference == which.reference]
     if stale and index_of(found, known) is None:
