@@ -261,7 +261,7 @@ def safetensors() -> list[bytes]:
 
     from lapclip.weights import openai
 
-    return [save(openai.to_theirs(clip_model().model.state_dict()))]
+    return [save(openai.LAYOUT.to_theirs(clip_model().model.state_dict()))]
 
 
 def torch_files() -> list[bytes]:
@@ -269,7 +269,7 @@ def torch_files() -> list[bytes]:
 
     from lapclip.weights import openai
 
-    tensors = openai.to_theirs(clip_model().model.state_dict())
+    tensors = openai.LAYOUT.to_theirs(clip_model().model.state_dict())
     made = []
     for content, options in ((tensors, {}), ({"state_dict": tensors, "epoch": 3}, {}),
                              (tensors, {"_use_new_zipfile_serialization": False})):  # fmt: skip

@@ -23,7 +23,7 @@ from open_clip.model import CLIP as PeerCLIP
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 
 from lapclip.model.clip import CLIP
-from lapclip.weights.openai import to_theirs
+from lapclip.weights.openai import LAYOUT
 
 NAME = f"openclip-{open_clip.__version__}"
 
@@ -46,7 +46,7 @@ def peer_model(ours: CLIP) -> PeerCLIP:
         layers=shape.text_layers,
     )
     peer = PeerCLIP(shape.embedding, vision, text)
-    missing, unexpected = peer.load_state_dict(to_theirs(ours.state_dict()), strict=False)
+    missing, unexpected = peer.load_state_dict(LAYOUT.to_theirs(ours.state_dict()), strict=False)
     assert not unexpected, unexpected
     assert set(missing) <= {"attn_mask"}, missing
     return peer

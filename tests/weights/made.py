@@ -95,7 +95,7 @@ def save_openclip(model: Embedder, folder: Path) -> Path:
     folder.mkdir()
     config = openclip.config_of(model.model.shape, tokenizer_here=False)
     (folder / openclip.CONFIG).write_text(json.dumps(config))
-    save_file(openai.to_theirs(model.model.state_dict()), folder / openclip.WEIGHTS[0])
+    save_file(openai.LAYOUT.to_theirs(model.model.state_dict()), folder / openclip.WEIGHTS[0])
     return folder
 
 
@@ -103,7 +103,10 @@ def save_huggingface(model: Embedder, folder: Path) -> Path:
     folder.mkdir()
     config = huggingface.config_of(model.model.shape, model.tokenizer.start)
     (folder / huggingface.CONFIG).write_text(json.dumps(config))
-    save_file(huggingface.to_theirs(model.model.state_dict()), folder / huggingface.WEIGHTS[0])
+    save_file(
+        huggingface.LAYOUTS["clip"].to_theirs(model.model.state_dict()),
+        folder / huggingface.WEIGHTS[0],
+    )
     return folder
 
 

@@ -357,7 +357,7 @@ def test_a_model_of_its_real_size_is_fetched_over_a_broken_line_and_read(
         sizes = {
             ours: tensor.shape for ours, tensor in CLIP(SHAPES["vit-b-32"]).state_dict().items()
         }
-    tensors = openai.to_theirs(
+    tensors = openai.LAYOUT.to_theirs(
         {ours: torch.zeros(shape, dtype=torch.float16) for ours, shape in sizes.items()}
     )
     config = openclip.config_of(SHAPES["vit-b-32"], tokenizer_here=False)

@@ -49,7 +49,9 @@ def test_openclips_folder_gives_the_same_model(ours: Embedder, tmp_path: Path) -
         load_torch(folder / openclip.WEIGHTS[0]), ours
     )  # the file, with its configuration beside it
     os.remove(folder / openclip.WEIGHTS[0])
-    torch.save(openai.to_theirs(ours.model.state_dict()), folder / "open_clip_pytorch_model.bin")
+    torch.save(
+        openai.LAYOUT.to_theirs(ours.model.state_dict()), folder / "open_clip_pytorch_model.bin"
+    )
     assert same(load_torch(folder), ours)
 
 
@@ -122,14 +124,20 @@ def test_every_module_has_the_name_that_the_others_give_it(ours: Embedder) -> No
                         for block, name in zip(blocks, names, strict=True)
                     ]
                     named[f"{tower}.transformer.blocks.{at}.{part}.{end}"] = (theirs[0], theirs[1])
-    for which, written in enumerate((openai.to_theirs(tensors), huggingface.to_theirs(tensors))):
+    for which, written in enumerate(
+        (openai.LAYOUT.to_theirs(tensors), huggingface.LAYOUTS["clip"].to_theirs(tensors))
+    ):
         for name, theirs in named.items():
             assert torch.equal(written[theirs[which]], tensors[name]), theirs[which]
     for tower, (openais, theirs) in TOWERS.items():
         joined = tensors[f"{tower}.transformer.blocks.1.attention.qkv.weight"]
-        assert torch.equal(openai.to_theirs(tensors)[f"{openais}.1.attn.in_proj_weight"], joined)
+        assert torch.equal(
+            openai.LAYOUT.to_theirs(tensors)[f"{openais}.1.attn.in_proj_weight"], joined
+        )
         parts = [
-            huggingface.to_theirs(tensors)[f"{theirs}.1.self_attn.{letter}_proj.weight"]
+            huggingface.LAYOUTS["clip"].to_theirs(tensors)[
+                f"{theirs}.1.self_attn.{letter}_proj.weight"
+            ]
             for letter in "qkv"
         ]
         assert torch.equal(torch.cat(parts), joined)
@@ -197,7 +205,7 @@ def test_a_clip_that_transformers_saves_gives_the_vectors_that_it_gives_there(
 def test_a_state_dict_alone_is_taken_for_openais_and_a_trainers_checkpoint_for_openclips(
     ours: Embedder, tmp_path: Path
 ) -> None:
-    theirs = openai.to_theirs(ours.model.state_dict())
+    theirs = openai.LAYOUT.to_theirs(ours.model.state_dict())
     torch.save(theirs, tmp_path / "alone.pt")
     save_file(theirs, tmp_path / "alone.safetensors")
     for name in ("alone.pt", "alone.safetensors"):
@@ -212,7 +220,7 @@ def test_a_state_dict_alone_is_taken_for_openais_and_a_trainers_checkpoint_for_o
 
 def test_a_learnt_bias_is_read_where_there_is_one(tmp_path: Path) -> None:
     ours = embedder(replace(SHAPE, logit_bias=True))
-    theirs = openai.to_theirs(ours.model.state_dict())
+    theirs = openai.LAYOUT.to_theirs(ours.model.state_dict())
     torch.save({"state_dict": theirs}, tmp_path / "epoch_1.pt")  # as OpenCLIP's trainer writes it
     found = load_torch(tmp_path / "epoch_1.pt").model
     assert found.logit_bias is not None
@@ -535,7 +543,7 @@ def bomb(path: Path, kind: str, tensors: dict[str, Tensor]) -> None:
 def test_a_small_file_of_weights_does_not_fill_memory(
     ours: Embedder, tmp_path: Path, kind: str, why: str
 ) -> None:
-    bomb(tmp_path / "x.pt", kind, openai.to_theirs(ours.model.state_dict()))
+    bomb(tmp_path / "x.pt", kind, openai.LAYOUT.to_theirs(ours.model.state_dict()))
     tracemalloc.start()
     try:
         with pytest.raises(WeightsError, match=why):

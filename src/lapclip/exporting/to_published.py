@@ -160,7 +160,7 @@ tokens = tokenizer(["a dog"], padding="max_length", truncation=True, return_tens
             folder / PREPROCESSOR,
             huggingface.preprocessor_of(shape, embedder.view.resized),
         )
-        tensors = huggingface.to_theirs(embedder.model.state_dict(), shape.architecture)
+        tensors = huggingface.LAYOUTS[shape.architecture].to_theirs(embedder.model.state_dict())
         write_weights(tensors, folder / huggingface.WEIGHTS[0])
         notes = [
             f"The tokenizer's files cannot express {limit}: captions without it give the same ids."
@@ -226,7 +226,7 @@ tokenizer = open_clip.get_tokenizer("local-dir:FOLDER")"""
             shape, tokenizer_here=own_tokenizer, logit_bias=learnt_bias(embedder)
         )
         write_json(folder / openclip.CONFIG, config)
-        tensors = openai.to_theirs(embedder.model.state_dict())
+        tensors = openai.LAYOUT.to_theirs(embedder.model.state_dict())
         write_weights(tensors, folder / openclip.WEIGHTS[0])
         return notes
 
@@ -252,7 +252,7 @@ def _write_siglip(embedder: Embedder, folder: Path) -> list[str]:
     config = openclip.siglip_config_of(shape, tokenizer.cleaning, learnt_bias(embedder))
     write_json(folder / openclip.CONFIG, config)
     write_weights(
-        openclip.siglip_to_theirs(embedder.model.state_dict()), folder / openclip.WEIGHTS[0]
+        openclip.SIGLIP_LAYOUT.to_theirs(embedder.model.state_dict()), folder / openclip.WEIGHTS[0]
     )
     return notes
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from lapclip.config import CLIP_MEAN, CLIP_STD, ModelConfig
@@ -36,24 +35,12 @@ from lapclip.weights.check_fields import (
     or_null,
     whole,
 )
-from lapclip.weights.published import (
-    Tensors,
-    as_float32,
-    check_depth,
-    check_leftovers,
-    check_shapes,
-    expected_shapes,
-    named,
-    their_name,
-)
+from lapclip.weights.published import Layout, Tensors, named
 from lapclip.weights.torch_files import read_tensors
-
-LETTERS = ("q", "k", "v")
-"""Our queries, keys and values are one tensor; theirs are three, named with these letters."""
 
 _BLOCK = {
     "ln_1": "layer_norm1",
-    "attention.qkv": "self_attn.{letter}_proj",
+    "attention.qkv": "self_attn.{q|k|v}_proj",
     "attention.out": "self_attn.out_proj",
     "ln_2": "layer_norm2",
     "mlp_in": "mlp.fc1",
@@ -101,72 +88,24 @@ SIGLIP_TABLE = {
     "text.projection": "text_model.head.weight",
     "text.projection_bias": "text_model.head.bias",
 }
-TABLES = {"clip": CLIP_TABLE, "siglip": SIGLIP_TABLE}
-TURNED = {"image.projection", "text.projection"}
-"""Theirs are the weights of linear layers, ours are multiplied from the right."""
-SQUEEZED = {"logit_scale": (1,), "logit_bias": (1,), "image.head.probe": (1, 1, -1)}
-"""What a SiglipModel keeps with more lengths of one than we do."""
-NO_WEIGHTS = {"text_model.embeddings.position_ids", "vision_model.embeddings.position_ids"}
+NO_WEIGHTS = frozenset(
+    {"text_model.embeddings.position_ids", "vision_model.embeddings.position_ids"}
+)
+LAYOUTS = {
+    "clip": Layout(CLIP_TABLE, NO_WEIGHTS, frozenset({"image.projection", "text.projection"})),
+    "siglip": Layout(
+        SIGLIP_TABLE,
+        NO_WEIGHTS,
+        frozenset({"text.projection"}),
+        {"logit_scale": 1, "logit_bias": 1, "image.head.probe": 2},
+    ),
+}
 BICUBIC, BILINEAR = 3, 2
 """Pillow's numbers."""
 
 
 def has_these_names(tensors: Tensors) -> bool:
     return "vision_model.embeddings.patch_embedding.weight" in tensors
-
-
-def to_ours(tensors: Tensors, shape: ModelConfig, where: str) -> dict[str, Tensor]:
-    """Their tensors under our names, in float32. The first that does not fit is named."""
-    check_depth(shape, tensors, where)
-    expected = expected_shapes(shape)
-    names = {ours: their_name(ours, TABLES[shape.architecture]) for ours in expected}
-    found: dict[str, Tensor] = {}
-    used: set[str] = set()
-    for ours, theirs in names.items():
-        split = (
-            [theirs.replace("{letter}", letter) for letter in LETTERS]
-            if "{letter}" in theirs
-            else [theirs]
-        )
-        if not all(name in tensors for name in split):
-            continue  # named below, in the order of the model
-        used |= set(split)
-        tensor = (
-            tensors[split[0]]
-            if len(split) == 1
-            else _joined([tensors[name] for name in split], theirs, where)
-        )
-        found[ours] = tensor.T if ours in TURNED else _fitted(ours, tensor, expected[ours])
-    shown = {ours: theirs.replace("{letter}", "(q, k, v)") for ours, theirs in names.items()}
-    check_shapes(found, shape, shown, where)
-    check_leftovers(set(tensors) - used - NO_WEIGHTS, where)
-    return {ours: as_float32(tensor) for ours, tensor in found.items()}
-
-
-def _fitted(ours: str, tensor: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Single numbers and the query of SigLIP's head without the lengths of one that they have here; patches of a
-    `Siglip2Model`, which are the rows of a linear layer with colours last, as those of a convolution."""
-    if ours in SQUEEZED and tensor.numel() == math.prod(size):
-        return tensor.reshape(size)
-    if ours == "image.patch_weight" and tensor.ndim == 2 and tensor.numel() == math.prod(size):
-        width, colours, side, _ = size
-        return tensor.reshape(width, side, side, colours).permute(0, 3, 1, 2)
-    return tensor
-
-
-def to_theirs(tensors: Tensors, architecture: str = "clip") -> dict[str, Tensor]:
-    """Our tensors under their names."""
-    found = {}
-    for ours, tensor in tensors.items():
-        theirs = their_name(ours, TABLES[architecture])
-        if "{letter}" in theirs:
-            for letter, third in zip(LETTERS, tensor.chunk(3), strict=True):
-                found[theirs.replace("{letter}", letter)] = third.clone()
-        else:
-            found[theirs] = (tensor.T if ours in TURNED else tensor).contiguous()
-            if architecture == "siglip" and ours in SQUEEZED:
-                found[theirs] = found[theirs].reshape(SQUEEZED[ours])
-    return found
 
 
 class Defaults(NamedTuple):
@@ -426,16 +365,6 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
         f"{folder} has a {CONFIG} and no weights.",
         hint=f"{' or '.join(WEIGHTS)} from where it came",
     )
-
-
-def _joined(tensors: list[Tensor], name: str, where: str) -> Tensor:
-    try:
-        return torch.cat(tensors)
-    except RuntimeError:
-        sizes = ", ".join(" x ".join(str(length) for length in tensor.shape) for tensor in tensors)
-        raise WeightsError(
-            f"{where}: {name.replace('{letter}', '(q, k, v)')} differ in size: {sizes}."
-        ) from None
 
 
 def _preprocessing(seen: dict[str, Any], side: int, where: str) -> dict[str, Any]:

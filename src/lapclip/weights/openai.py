@@ -5,25 +5,17 @@ Both follow https://github.com/openai/CLIP, clip/model.py: the modules' names an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-
-from torch import Tensor
 
 from lapclip.config import ModelConfig
 from lapclip.errors import ConfigError, WeightsError
 from lapclip.weights.published import (
     IMAGE_HEADS,
     TEXT_HEADS,
+    Layout,
     Tensors,
-    as_float32,
     block_count,
-    check_depth,
-    check_leftovers,
-    check_shapes,
-    expected_shapes,
     named,
-    their_name,
 )
 
 _BLOCK = {
@@ -59,65 +51,43 @@ TEXT = {
     "text.ln_final": "ln_final",
     "text.projection": "text_projection",
 }
-TABLE = {**IMAGE, **TEXT}
-INSIDE_TEXT = {**IMAGE, **{ours: f"text.{theirs}" for ours, theirs in TEXT.items()}}
-"""With the text tower as a module of its own, as OpenCLIP has it in some models."""
-NO_WEIGHTS = {"input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask"}
+NO_WEIGHTS = frozenset(
+    {"input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask"}
+)
 """What lies beside the weights and is known from them, or needs no learning."""
+LAYOUT = Layout({**IMAGE, **TEXT}, NO_WEIGHTS)
+INSIDE_TEXT = Layout(
+    {**IMAGE, **{ours: f"text.{theirs}" for ours, theirs in TEXT.items()}}, NO_WEIGHTS
+)
+"""With the text tower as a module of its own, as OpenCLIP has it in some models."""
 
 
 def has_these_names(tensors: Tensors) -> bool:
     return "visual.conv1.weight" in tensors and "logit_scale" in tensors
 
 
-def table_of(tensors: Tensors) -> Mapping[str, str]:
-    return INSIDE_TEXT if "text.token_embedding.weight" in tensors else TABLE
-
-
-def to_ours(tensors: Tensors, shape: ModelConfig, where: str) -> dict[str, Tensor]:
-    """Their tensors under our names, in float32. The first that does not fit is named."""
-    _refuse_residual_networks(tensors, where)
-    table = table_of(tensors)
-    check_depth(shape, tensors, where)
-    names = {ours: their_name(ours, table) for ours in expected_shapes(shape)}
-    found = {ours: tensors[theirs] for ours, theirs in names.items() if theirs in tensors}
-    check_shapes(found, shape, names, where)
-    check_leftovers(set(tensors) - set(names.values()) - NO_WEIGHTS, where)
-    return {ours: as_float32(tensor) for ours, tensor in found.items()}
-
-
-def to_theirs(tensors: Tensors) -> dict[str, Tensor]:
-    """Our tensors under their names."""
-    return {their_name(ours, TABLE): tensor.contiguous() for ours, tensor in tensors.items()}
+def layout_of(tensors: Tensors) -> Layout:
+    return INSIDE_TEXT if "text.token_embedding.weight" in tensors else LAYOUT
 
 
 def infer_shape(tensors: Tensors, path: Path, *, activation: str) -> ModelConfig:
     """The shape of a model that comes without a configuration, as OpenAI's `build_model` finds it."""
     where = str(path)
     _refuse_residual_networks(tensors, where)
-    table = table_of(tensors)
+    layout = layout_of(tensors)
 
     def size(ours: str) -> tuple[int, ...]:
-        theirs = their_name(ours, table)
+        theirs = layout.their_name(ours)
         if theirs not in tensors:
             raise WeightsError(
                 f"{where} lacks the tensor {theirs}: it is no CLIP, or not all of one."
             )
         return tuple(tensors[theirs].shape)
 
-    (image_width, _, patch, _), (positions, _) = (
-        size("image.patch_weight"),
-        size("image.position_embedding"),
-    )
-    (vocabulary, text_width), (context, _) = (
-        size("text.token_embedding.weight"),
-        size("text.position_embedding"),
-    )
-    text_blocks = (
-        their_name("text.transformer.blocks.0.ln_1.weight", table)
-        .partition("0.ln_1")[0]
-        .replace(".", r"\.")
-    )
+    image_width, _, patch, _ = size("image.patch_weight")
+    positions, _ = size("image.position_embedding")
+    vocabulary, text_width = size("text.token_embedding.weight")
+    context, _ = size("text.position_embedding")
     try:
         shape = ModelConfig(
             name="published",
@@ -127,7 +97,7 @@ def infer_shape(tensors: Tensors, path: Path, *, activation: str) -> ModelConfig
             image_layers=block_count(tensors, r"visual\.transformer\.resblocks\.(\d+)\."),
             image_heads=IMAGE_HEADS.get(image_width, max(1, image_width // 64)),
             text_width=text_width,
-            text_layers=block_count(tensors, text_blocks + r"(\d+)\."),
+            text_layers=block_count(tensors, r"(?:text\.)?transformer\.resblocks\.(\d+)\."),
             text_heads=TEXT_HEADS.get(text_width, max(1, text_width // 64)),
             embedding=size("text.projection")[1],
             vocabulary=vocabulary,

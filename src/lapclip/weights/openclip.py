@@ -12,9 +12,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from lapclip.config import CLIP_MEAN, CLIP_STD, ModelConfig
 from lapclip.errors import WeightsError
 from lapclip.weights import OPENCLIP_CONFIG as CONFIG
@@ -33,17 +30,9 @@ from lapclip.weights.check_fields import (
     or_null,
     whole,
 )
+from lapclip.weights.openai import NO_WEIGHTS
 from lapclip.weights.openai import TEXT as OPENAI_TEXT
-from lapclip.weights.published import (
-    Tensors,
-    as_float32,
-    check_depth,
-    check_leftovers,
-    check_shapes,
-    expected_shapes,
-    named,
-    their_name,
-)
+from lapclip.weights.published import Layout, named
 
 _BLOCKS = {
     "ls_init_value": (None,),
@@ -144,7 +133,7 @@ SIGLIP_TABLE = {
     },
     "image.ln_post": "visual.trunk.norm",
     "image.head.probe": "visual.trunk.attn_pool.latent",
-    "image.head.attention.qkv": "visual.trunk.attn_pool.qkv",  # there q and kv
+    "image.head.attention.qkv": "visual.trunk.attn_pool.{q|kv}",
     "image.head.attention.out": "visual.trunk.attn_pool.proj",
     "image.head.ln": "visual.trunk.attn_pool.norm",
     "image.head.mlp_in": "visual.trunk.attn_pool.mlp.fc1",
@@ -152,43 +141,12 @@ SIGLIP_TABLE = {
     "logit_scale": "logit_scale",
     "logit_bias": "logit_bias",
 }
-_LONGER = {"image.position_embedding": 1, "image.head.probe": 2}
-"""Tensors of theirs that have so many lengths of one before ours."""
-
-
-def siglip_to_ours(tensors: Tensors, shape: ModelConfig, where: str) -> dict[str, Tensor]:
-    """Their tensors under our names, in float32. The first that does not fit is named."""
-    check_depth(shape, tensors, where)
-    names = {ours: their_name(ours, SIGLIP_TABLE) for ours in expected_shapes(shape)}
-    tensors, found = dict(tensors), {}
-    for theirs in (name for name in names.values() if ".attn_pool.qkv." in name):
-        split = [theirs.replace(".qkv.", part) for part in (".q.", ".kv.")]
-        if all(part in tensors for part in split):
-            tensors[theirs] = torch.cat([tensors.pop(part) for part in split])
-    for ours, theirs in names.items():
-        if theirs in tensors:
-            tensor = tensors[theirs].T if ours == "text.projection" else tensors[theirs]
-            for _ in range(_LONGER.get(ours, 0)):
-                tensor = tensor.squeeze(0)
-            found[ours] = tensor
-    check_shapes(found, shape, names, where)
-    check_leftovers(set(tensors) - set(names.values()) - {"text.attn_mask"}, where)
-    return {ours: as_float32(tensor) for ours, tensor in found.items()}
-
-
-def siglip_to_theirs(tensors: Tensors) -> dict[str, Tensor]:
-    """Our tensors under their names."""
-    found = {}
-    for ours, tensor in tensors.items():
-        theirs = their_name(ours, SIGLIP_TABLE)
-        if ".attn_pool.qkv." in theirs:
-            width = len(tensor) // 3
-            found[theirs.replace(".qkv.", ".q.")] = tensor[:width].clone()
-            found[theirs.replace(".qkv.", ".kv.")] = tensor[width:].clone()
-            continue
-        tensor = tensor.T if ours == "text.projection" else tensor
-        found[theirs] = tensor.reshape((1,) * _LONGER.get(ours, 0) + tensor.shape).contiguous()
-    return found
+SIGLIP_LAYOUT = Layout(
+    SIGLIP_TABLE,
+    NO_WEIGHTS,
+    frozenset({"text.projection"}),
+    {"image.position_embedding": 1, "image.head.probe": 2},
+)
 
 
 def timm_name(shape: ModelConfig) -> str | None:

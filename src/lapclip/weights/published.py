@@ -3,16 +3,16 @@
 The sizes of shapes are those of OpenCLIP's model configurations (mlfoundations/open_clip, src/open_clip/model_configs);
 the first four are OpenAI's.
 
-A table of names says which tensor of ours is which of theirs. It maps the beginnings of our names to the beginnings of
-theirs; `{n}` is the number of a block. What follows the beginning (`.weight`, `.bias`) is the same on both sides.
-Weights that stand the other way round, or are three tensors for one, are the business of the format.
+A `Layout` says which tensor of ours is which of theirs, for reading and for writing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from lapclip.model.clip import CLIP
 Tensors = Mapping[str, Tensor]
 
 _NUMBERED = re.compile(r"\.blocks\.(\d+)\.")
+_PARTS = re.compile(r"\{(.+)\}")
 
 
 class Sizes(NamedTuple):
@@ -85,14 +86,92 @@ def named(shape: ModelConfig) -> ModelConfig:
     return dataclasses.replace(shape, name=name_of(shape))
 
 
-def their_name(ours: str, table: Mapping[str, str]) -> str:
-    """What a tensor of ours is called by them."""
-    found = _NUMBERED.search(ours)
-    pattern = _NUMBERED.sub(".blocks.{n}.", ours)
-    for end in (pattern, pattern.rpartition(".")[0]):
-        if end in table:
-            return (table[end] + pattern[len(end) :]).replace("{n}", found[1] if found else "")
-    raise KeyError(ours)
+@dataclass(frozen=True)
+class Layout:
+    """Names that a library gives to our tensors, and how it stores them."""
+
+    names: Mapping[str, str]
+    """Beginnings of our names and of theirs. The ends (`.weight`, `.bias`) are the same.
+
+    `{n}` is the number of a block. `{q|k|v}` is several tensors that are one of ours: each holds a third for each of
+    its letters.
+    """
+    no_weights: frozenset[str] = frozenset()
+    """Their tensors that hold nothing learned."""
+    transposed: frozenset[str] = frozenset()
+    """Our tensors that they store transposed."""
+    extra_dimensions: Mapping[str, int] = field(default_factory=dict)
+    """Number of leading dimensions of length 1 that they store and we do not, by our name."""
+
+    def their_name(self, ours: str) -> str:
+        """Return what a tensor of ours is called by them."""
+        match = _NUMBERED.search(ours)
+        pattern = _NUMBERED.sub(".blocks.{n}.", ours)
+        for beginning in (pattern, pattern.rpartition(".")[0]):
+            if beginning in self.names:
+                theirs = self.names[beginning] + pattern[len(beginning) :]
+                return theirs.replace("{n}", match[1] if match else "")
+        raise KeyError(ours)
+
+    def to_ours(self, tensors: Tensors, shape: ModelConfig, where: str) -> dict[str, Tensor]:
+        """Return their tensors under our names, in float32. WeightsError names the first that does not fit."""
+        check_depth(shape, tensors, where)
+        found: dict[str, Tensor] = {}
+        names: dict[str, str] = {}
+        used = set(self.no_weights)
+        for ours, size in expected_shapes(shape).items():
+            names[ours] = self.their_name(ours)
+            parts = [name for name, _ in _parts(names[ours])]
+            if all(name in tensors for name in parts):  # `check_shapes` names what is missing
+                used.update(parts)
+                found[ours] = self._load(ours, [tensors[name] for name in parts], size, where)
+        check_shapes(found, shape, names, where)
+        check_leftovers(set(tensors) - used, where)
+        return {ours: as_float32(tensor) for ours, tensor in found.items()}
+
+    def _load(self, ours: str, parts: list[Tensor], size: tuple[int, ...], where: str) -> Tensor:
+        """Return a tensor as our towers have it."""
+        tensor = parts[0]
+        if len(parts) > 1:
+            try:
+                tensor = torch.cat(parts)
+            except RuntimeError:
+                raise WeightsError(f"{where}: the parts of {ours} differ in size.") from None
+        while tensor.ndim > len(size) and len(tensor) == 1:
+            tensor = tensor.squeeze(0)
+        if ours in self.transposed:
+            return tensor.T
+        if ours == "image.patch_weight" and tensor.ndim == 2 and tensor.numel() == math.prod(size):
+            # A Siglip2Model's: the rows of a linear layer, with colors last.
+            width, colors, side, _ = size
+            return tensor.reshape(width, side, side, colors).permute(0, 3, 1, 2)
+        return tensor
+
+    def to_theirs(self, tensors: Tensors) -> dict[str, Tensor]:
+        """Return our tensors under their names."""
+        found: dict[str, Tensor] = {}
+        for ours, tensor in tensors.items():
+            if ours in self.transposed:
+                tensor = tensor.T
+            tensor = tensor[(None,) * self.extra_dimensions.get(ours, 0)]
+            parts = list(_parts(self.their_name(ours)))
+            if len(parts) == 1:
+                found[parts[0][0]] = tensor.contiguous()
+                continue
+            rows = [len(tensor) * share // 3 for _, share in parts]
+            for (name, _), piece in zip(parts, tensor.split(rows), strict=True):
+                found[name] = piece.clone()
+        return found
+
+
+def _parts(theirs: str) -> Iterator[tuple[str, int]]:
+    """Yield the names of the tensors that are one of ours, and how many thirds of it each holds."""
+    match = _PARTS.search(theirs)
+    if match is None:
+        yield theirs, 3
+        return
+    for letters in match[1].split("|"):
+        yield theirs.replace(match[0], letters), len(letters)
 
 
 def expected_shapes(shape: ModelConfig) -> dict[str, tuple[int, ...]]:

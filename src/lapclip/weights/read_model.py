@@ -184,8 +184,8 @@ def _read_openclip(folder: Path, weights: Path) -> ReadModel:
         tokenizer = fitting_tokenizer(folder, shape.vocabulary, str(weights))
     tensors = read_tensors(weights)[0]
     shape = replace(shape, logit_bias="logit_bias" in tensors)
-    to_ours = openclip.siglip_to_ours if siglip else openai.to_ours
-    return ReadModel(shape, to_ours(tensors, shape, str(weights)), tokenizer)
+    layout = openclip.SIGLIP_LAYOUT if siglip else openai.layout_of(tensors)
+    return ReadModel(shape, layout.to_ours(tensors, shape, str(weights)), tokenizer)
 
 
 def _read_huggingface(folder: Path, config: dict[str, Any]) -> ReadModel:
@@ -200,7 +200,8 @@ def _read_huggingface(folder: Path, config: dict[str, Any]) -> ReadModel:
     tensors = huggingface.read_folder(folder)
     # A CLIPModel that is saved again keeps the configuration's bias and loses the tensor, which ranks do not need.
     shape = replace(shape, logit_bias="logit_bias" in tensors)
-    return ReadModel(shape, huggingface.to_ours(tensors, shape, str(folder)), tokenizer)
+    layout = huggingface.LAYOUTS[shape.architecture]
+    return ReadModel(shape, layout.to_ours(tensors, shape, str(folder)), tokenizer)
 
 
 def _read_file(path: Path) -> ReadModel:
@@ -221,7 +222,8 @@ def _read_file(path: Path) -> ReadModel:
             tensors, path, activation="gelu" if kind == "checkpoint" else "quick_gelu"
         )
         tokenizer = fitting_tokenizer(None, shape.vocabulary, str(path))
-        return ReadModel(shape, openai.to_ours(tensors, shape, str(path)), tokenizer)
+        layout = openai.layout_of(tensors)
+        return ReadModel(shape, layout.to_ours(tensors, shape, str(path)), tokenizer)
     if huggingface.has_these_names(tensors):
         raise WeightsError(
             f"{path} has Hugging Face's names and no {CONFIG} beside it, which says how many heads it has.",
