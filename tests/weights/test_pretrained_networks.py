@@ -236,6 +236,7 @@ def test_a_hugging_face_image_network_comes_with_its_preprocessing(
         "pixel_std": "0.25 0.25 0.25",
         "interpolation": "bilinear",
         "resize": "squash",
+        "crop_share": 1.0,
     }
     tower = PretrainedImageTower(
         (opened.backbone, opened.spec), replace(SHAPES["tiny"], **opened.facts)

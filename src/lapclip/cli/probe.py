@@ -34,7 +34,7 @@ def probe(
     For example:
 
     - `lapclip probe photos/`
-    - `lapclip probe photos/ --towers efficientnet-lite0,efficientnet-lite2 --texts minilm-l6,mpnet-base`
+    - `lapclip probe photos/ --texts minilm-l6,hf:sentence-transformers/all-mpnet-base-v2`
     - `lapclip probe captions.csv --towers timm:vit_small_patch14_dinov2.lvd142m --json`
 
     Parameters
@@ -46,7 +46,7 @@ def probe(
         installed as packages. Example: lapclip probe photos/ --towers efficientnet-lite0,efficientnet-lite2
     texts
         Text networks, by the names that `model.text_from` takes. Without it: those that are installed as packages.
-        Example: lapclip probe photos/ --texts minilm-l6,mpnet-base
+        Example: lapclip probe photos/ --texts minilm-l6,hf:sentence-transformers/all-mpnet-base-v2
     images
         How many images are read; more take longer and say more. Example: lapclip probe photos/ --images 300
     device

@@ -125,23 +125,11 @@ class Defaults(NamedTuple):
 
 
 _SIGLIP_SEEN = {"do_center_crop": False, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_SIGLIP = Defaults("siglip", 32_000, "gelu_pytorch_tanh", 1e-6, 16, 768, 12, 3072, 64, _SIGLIP_SEEN)
 DEFAULTS = {
     "clip": Defaults("clip", 49_408, "quick_gelu", 1e-5, 32, 512, 8, 2048, 77, {}),
-    "siglip": Defaults(
-        "siglip", 32_000, "gelu_pytorch_tanh", 1e-6, 16, 768, 12, 3072, 64, _SIGLIP_SEEN
-    ),
-    "siglip2": Defaults(
-        "siglip",
-        32_000,
-        "gelu_pytorch_tanh",
-        1e-6,
-        16,
-        768,
-        12,
-        3072,
-        64,
-        {**_SIGLIP_SEEN, "resample": BILINEAR},
-    ),
+    "siglip": _SIGLIP,
+    "siglip2": _SIGLIP._replace(seen={**_SIGLIP_SEEN, "resample": BILINEAR}),
 }
 ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 """What they call an activation, and we."""
@@ -181,10 +169,10 @@ FIELDS = {
     "projection_dim": SIZE,
 }
 """The fields of config.json that are read."""
-SEEN_FIELDS = {
+PREPROCESSING_FIELDS = {
     "size": SIDE_OR_EDGES,
     "crop_size": SIDE_OR_EDGES,
-    "do_center_crop": or_null(FLAG),
+    "do_center_crop": FLAG,
     "resample": one_of(BICUBIC, BILINEAR),
     "image_mean": COLORS,
     "image_std": COLORS,
@@ -202,7 +190,6 @@ def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelC
         )
     usual = DEFAULTS[kind]
     check_fields(config, FIELDS, where)
-    check_fields(seen, SEEN_FIELDS, where)
     try:
         text = config.get("text_config") or config.get("text_config_dict") or {}
         vision = config.get("vision_config") or config.get("vision_config_dict") or {}
@@ -240,14 +227,19 @@ def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelC
                 raise WeightsError(
                     f"{where}: images and captions do not become vectors of one length."
                 )
-            seen = {"size": {"height": image_size, "width": image_size}, **usual.seen, **seen}
+            square = {"height": image_size, "width": image_size}
+            seen = {"size": square, **usual.seen, **seen}
+        preprocessing = read_preprocessing({"crop_size": image_size, **seen}, image_size, where)
+        if preprocessing["image_size"] != image_size:
+            raise WeightsError(
+                f"{where}: images are cut to {preprocessing['image_size']} pixels, and the image tower sees {image_size}."
+            )
         image, words = (ACTIVATIONS[activation] for activation in activations)
         return named(
             checked_shape(
                 dict(
                     name="published",
                     architecture=usual.architecture,
-                    image_size=image_size,
                     patch=patch,
                     image_width=image_width,
                     image_layers=vision.get("num_hidden_layers", 12),
@@ -262,7 +254,7 @@ def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelC
                     context=text.get("max_position_embeddings", usual.context),
                     activation=image,
                     text_activation="" if words == image else words,
-                    **_preprocessing(seen, image_size, where),
+                    **preprocessing,
                 ),
                 where,
             )
@@ -367,35 +359,43 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     )
 
 
-def _preprocessing(seen: dict[str, Any], side: int, where: str) -> dict[str, Any]:
-    """How images are seen, as our settings."""
-    size, crop = seen.get("size", side), seen.get("crop_size", side)
-    if isinstance(size, dict) and "shortest_edge" not in size:
-        if size["height"] != size["width"]:
-            raise WeightsError(
-                f"{where}: images of {size['width']} x {size['height']} pixels are not square."
-            )
-        resized, resize = size["height"], "squash"
+def read_preprocessing(seen: dict[str, Any], usual_side: int, where: str) -> dict[str, Any]:
+    """Return how images are seen, as our settings."""
+    seen = {name: value for name, value in seen.items() if value is not None}
+    check_fields(seen, PREPROCESSING_FIELDS, where)
+    size = seen.get("size", usual_side)
+    resize = "shortest"
+    if not isinstance(size, dict):
+        resized = size
+    elif "shortest_edge" in size:
+        resized = size["shortest_edge"]
     else:
-        resized, resize = size["shortest_edge"] if isinstance(size, dict) else size, "shortest"
-    cut = crop["height"] if isinstance(crop, dict) else crop
-    if not seen.get("do_center_crop", True):
-        cut = resized
-    if cut != side:
-        raise WeightsError(
-            f"{where}: images are cut to {cut} pixels, and the image tower sees {side}."
-        )
-    resample = seen.get("resample", BICUBIC)
-    if resample not in (BICUBIC, BILINEAR):
-        raise WeightsError(
-            f"{where}: resample is {resample}; lapclip knows 3 (bicubic) and 2 (bilinear)."
-        )
-    return {
+        resize, resized = "squash", _square(size, where)
+    side = resized
+    if "crop_size" in seen and seen.get("do_center_crop", True):
+        side = seen["crop_size"]
+    if isinstance(side, dict):
+        side = _square(side, where)
+    found = {
+        "image_size": side,
         "resize": resize,
         "crop_share": side / resized,
-        "interpolation": "bicubic" if resample == BICUBIC else "bilinear",
-        "pixel_mean": " ".join(map(repr, seen["image_mean"]))
-        if "image_mean" in seen
-        else CLIP_MEAN,
-        "pixel_std": " ".join(map(repr, seen["image_std"])) if "image_std" in seen else CLIP_STD,
+        "interpolation": "bicubic",
+        "pixel_mean": CLIP_MEAN,
+        "pixel_std": CLIP_STD,
     }
+    if seen.get("resample", BICUBIC) == BILINEAR:
+        found["interpolation"] = "bilinear"
+    for name, field in (("pixel_mean", "image_mean"), ("pixel_std", "image_std")):
+        if field in seen:
+            found[name] = " ".join(map(repr, seen[field]))
+    return found
+
+
+def _square(size: dict[str, int], where: str) -> int:
+    """Return the side of a square size."""
+    width = size.get("width", size.get("shortest_edge"))
+    height = size.get("height", width)
+    if width is None or width != height:
+        raise WeightsError(f"{where}: images of {width} x {height} pixels are not square.")
+    return width

