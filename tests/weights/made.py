@@ -110,11 +110,12 @@ def save_huggingface(model: Embedder, folder: Path) -> Path:
     return folder
 
 
-def change_json(path: Path, *keys: str, value: object) -> None:
-    """Set one entry of a JSON file."""
+def change_json(path: Path, keys: str, value: object) -> None:
+    """Set one entry of a JSON file, named with dots."""
     saved = json.loads(path.read_text())
     part = saved
-    for key in keys[:-1]:
-        part = part[key]
-    part[keys[-1]] = value
+    *sections, name = keys.split(".")
+    for section in sections:
+        part = part[section]
+    part[name] = value
     path.write_text(json.dumps(saved))

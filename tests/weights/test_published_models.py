@@ -12,16 +12,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from huggingface_hub import constants, file_download
 from PIL import Image
-from safetensors.torch import save_file
 
 import lapclip
 from lapclip.errors import WeightsError
-from lapclip.model.clip import CLIP, count_parameters
+from lapclip.model.clip import count_parameters
 from lapclip.model.shapes import SHAPES
-from lapclip.weights import openai, openclip, published_models
+from lapclip.model.sizes import count_weights
+from lapclip.weights import published_models
 from lapclip.weights.published import KNOWN, Sizes
 from lapclip.weights.published_models import MODELS, best_that_fits, fetch
 from lapclip.which_model import which_model
@@ -71,9 +70,6 @@ MILLIONS = {"vit-b-16-siglip": 203.16, "vit-b-16-siglip-256": 203.2, "vit-b-16-s
 def test_every_model_of_the_table_is_whole_and_its_parameters_are_those_of_its_shape() -> None:
     known = {name.lower(): counted(sizes) for name, sizes in KNOWN.items()}
     known["vit-b-32-256"] = counted(KNOWN["ViT-B-32"]._replace(image_size=256))
-    small = CLIP(SHAPE)
-    sizes = Sizes(*(getattr(SHAPE, field) for field in Sizes._fields))
-    assert count_parameters(small) == counted(sizes, SHAPE.vocabulary, SHAPE.context)
     assert len(MODELS) >= 6
     for name, model in MODELS.items():
         if "siglip" not in name:
@@ -90,20 +86,11 @@ def test_every_model_of_the_table_is_whole_and_its_parameters_are_those_of_its_s
         )
 
 
-def counted(sizes: Sizes, vocabulary: int = 49_408, context: int = 77) -> int:
-    """The parameters of a CLIP, added up by hand."""
-
-    def blocks(layers: int, width: int, hidden: int) -> int:
-        return layers * (4 * width * width + 2 * width * hidden + hidden + 9 * width)
-
-    patches, width = (sizes.image_size // sizes.patch) ** 2, sizes.image_width
-    image = (3 * sizes.patch**2 + patches + 6) * width + blocks(
-        sizes.image_layers, width, sizes.image_hidden
-    )
-    text = (vocabulary + context + 2) * sizes.text_width + blocks(
-        sizes.text_layers, sizes.text_width, sizes.text_hidden
-    )
-    return image + text + (width + sizes.text_width) * sizes.embedding + 1
+def counted(sizes: Sizes) -> int:
+    """Return the parameters of a CLIP of these sizes."""
+    values = sizes._asdict()
+    mlps = {f"{tower}_mlp": values.pop(f"{tower}_hidden") for tower in ("image", "text")}
+    return count_weights(replace(SHAPES["vit-b-32"], **values, **mlps)).every
 
 
 def test_the_list_says_what_is_here(server: Server) -> None:
@@ -221,71 +208,45 @@ def test_a_slow_line_is_waited_for_and_a_silent_one_is_not(
         fetch(published_models.MODELS["small-again"], yes=True)
 
 
-def test_what_is_not_as_announced_is_not_kept(server: Server) -> None:
+LIES = [
+    # how the server behaves, what is said, and whether files are asked for at all
+    ({"listing": {"sha256": "f" * 64}}, "digest", True),
+    ({"listing": {"size": 5_000_000}}, "more than the announced 5,000,000 bytes", True),
+    ({"listing": {"size": 1234}}, "another model", False),
+    ({"listing": {"size": -5}}, "does not answer as", False),
+    ({"listing": {"size": float("inf")}}, "does not answer as", False),
+    ({"listing": {"size": "many"}}, "does not answer as", False),
+    ({"listing": {"sha256": None}}, "does not answer as", False),
+    ({"listing": {"sha256": "../x"}}, "does not answer as", False),
+    ({"says_digests": False}, "does not answer as", False),
+    ({"page": True}, "could not be downloaded", True),
+    ({"redirect": "ftp://127.0.0.1/x"}, "could not be downloaded", True),
+    ({"redirect": "file:///etc/passwd"}, "could not be downloaded", True),
+]
+
+
+@pytest.mark.parametrize(("behavior", "message", "asked"), LIES)
+def test_what_a_lying_hub_sends_is_not_kept(
+    behavior: dict[str, object], message: str, server: Server, *, asked: bool
+) -> None:
     model = published_models.MODELS["small-hub"]
-    server.listing = {"sha256": "f" * 64}
-    with pytest.raises(WeightsError, match="digest"):
+    honest = {name: getattr(server, name) for name in behavior}
+    vars(server).update(behavior)
+    with pytest.raises(WeightsError, match=message):
         fetch(model, yes=True)
     assert not model.is_cached
-    assert not any(
-        path.suffix in (".safetensors", ".unfinished") for path in model.folder.iterdir()
-    )
-    server.listing = {}
+    assert not list(model.folder.glob("*.safetensors"))
+    if "listing" in behavior:
+        assert not list(model.folder.glob(".*unfinished"))
+    assert any("resolve" in path for path in server.asked) == asked
+    vars(server).update(honest)
     assert fetch(model, yes=True)
-
-
-def test_what_is_longer_than_announced_is_not_kept(server: Server) -> None:
-    model = published_models.MODELS["small-hub"]
-    server.listing = {"size": 5_000_000}
-    with pytest.raises(WeightsError, match="more than the announced 5,000,000 bytes"):
-        fetch(model, yes=True)
-    assert not list(model.folder.glob("*.safetensors")) + list(model.folder.glob(".*unfinished"))
-
-
-def test_a_model_of_another_size_is_refused_before_it_comes(server: Server) -> None:
-    server.listing = {"size": 1234}
-    with pytest.raises(WeightsError, match="another model"):
-        fetch(published_models.MODELS["small-hub"], yes=True)
-    assert not any("resolve" in path for path in server.asked)
-
-
-@pytest.mark.parametrize(
-    "listing",
-    [{"size": -5}, {"size": float("inf")}, {"size": "many"}, {"sha256": None}, {"sha256": "../x"}],
-)
-def test_sizes_and_digests_that_are_none_are_not_believed(
-    listing: dict[str, object], server: Server
-) -> None:
-    server.listing = listing
-    with pytest.raises(WeightsError, match="does not answer as"):
-        fetch(published_models.MODELS["small-hub"], yes=True)
-
-
-def test_a_page_in_place_of_the_file_is_refused(server: Server) -> None:
-    server.page = True
-    with pytest.raises(WeightsError, match="could not be downloaded"):
-        fetch(published_models.MODELS["small-hub"], yes=True)
-    assert not published_models.MODELS["small-hub"].is_cached
 
 
 def test_files_may_come_from_elsewhere_and_are_checked(server: Server) -> None:
     server.redirect = server.address.replace("127.0.0.1", "localhost") + f"/elsewhere/{WEIGHTS}"
     fetch(published_models.MODELS["small-hub"], yes=True)
     assert f"GET /elsewhere/{WEIGHTS}" in server.asked
-
-
-def test_a_hub_that_announces_no_digests_is_refused(server: Server) -> None:
-    server.says_digests = False
-    with pytest.raises(WeightsError, match="does not answer as"):
-        fetch(published_models.MODELS["small-hub"], yes=True)
-    assert not any("resolve" in path for path in server.asked)
-
-
-@pytest.mark.parametrize("where", ["ftp://127.0.0.1/x", "file:///etc/passwd"])
-def test_nobody_is_sent_to_another_kind_of_place(where: str, server: Server) -> None:
-    server.redirect = where
-    with pytest.raises(WeightsError, match="could not be downloaded"):
-        fetch(published_models.MODELS["small-hub"], yes=True)
 
 
 def test_what_changed_since_the_first_use_is_not_taken(server: Server) -> None:
@@ -345,31 +306,6 @@ def test_the_hub_that_is_gone_is_said(server: Server, monkeypatch: pytest.Monkey
     assert done.returncode == 2
     assert "127.0.0.1:9 cannot be reached" in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 3
-
-
-@pytest.mark.slow
-def test_a_model_of_its_real_size_is_fetched_over_a_broken_line_and_read(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every tensor has the size it has in the published file; only the numbers are others."""
-    name = "vit-b-32-openai"
-    with torch.device("meta"):
-        sizes = {
-            ours: tensor.shape for ours, tensor in CLIP(SHAPES["vit-b-32"]).state_dict().items()
-        }
-    tensors = openai.LAYOUT.to_theirs(
-        {ours: torch.zeros(shape, dtype=torch.float16) for ours, shape in sizes.items()}
-    )
-    config = openclip.config_of(SHAPES["vit-b-32"], tokenizer_here=False)
-    (server.folder / "open_clip_config.json").write_text(json.dumps(config))
-    save_file(tensors, server.folder / WEIGHTS)
-    here = replace(MODELS[name], repository="someone/small")
-    monkeypatch.setitem(published_models.MODELS, name, here)
-    server.cut = [200_000_000]
-    assert run("models", name, "--yes").returncode == 0
-    assert any(asked.endswith("bytes=200000000-") for asked in server.asked)
-    found = lapclip.load(name)
-    assert (found.view.side, found.embedding, found.context) == (224, 512, 77)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import os
 import pickle
 import tracemalloc
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import LapclipError, WeightsError
-from lapclip.weights import huggingface, openai, openclip
+from lapclip.weights import openai, openclip
 from lapclip.weights.hub import choose_files
 from lapclip.weights.published import KNOWN
 from lapclip.weights.read_model import read_model
@@ -86,61 +87,36 @@ def test_huggingfaces_folder_gives_the_same_model_in_one_file_and_in_shards(
 
 
 BLOCK = {
-    # ours: (OpenAI's, Hugging Face's)
-    "ln_1": ("ln_1", "layer_norm1"),
-    "attention.out": ("attn.out_proj", "self_attn.out_proj"),
-    "ln_2": ("ln_2", "layer_norm2"),
-    "mlp_in": ("mlp.c_fc", "mlp.fc1"),
-    "mlp_out": ("mlp.c_proj", "mlp.fc2"),
+    "ln_1": "ln_1",
+    "attention.out": "attn.out_proj",
+    "attention.qkv": "attn.in_proj_",
+    "ln_2": "ln_2",
+    "mlp_in": "mlp.c_fc",
+    "mlp_out": "mlp.c_proj",
 }
-"""As clip/model.py of openai/CLIP and modeling_clip.py of huggingface/transformers name the modules of a block, in the
-order in which both compute them: a norm before attention, a norm before the MLP. Equal sizes hide a mistake here from
-whoever reads and writes with the same table."""
+"""As clip/model.py of openai/CLIP names the modules of a block. Equal sizes hide a mistake here from whoever reads and
+writes with the same table. Hugging Face's names are compared with transformers itself below."""
 AROUND = {
-    "image.ln_pre.weight": ("visual.ln_pre.weight", "vision_model.pre_layrnorm.weight"),
-    "image.ln_post.weight": ("visual.ln_post.weight", "vision_model.post_layernorm.weight"),
-    "image.class_embedding": ("visual.class_embedding", "vision_model.embeddings.class_embedding"),
-    "text.ln_final.weight": ("ln_final.weight", "text_model.final_layer_norm.weight"),
-    "text.token_embedding.weight": (
-        "token_embedding.weight",
-        "text_model.embeddings.token_embedding.weight",
-    ),
-}
-TOWERS = {
-    "image": ("visual.transformer.resblocks", "vision_model.encoder.layers"),
-    "text": ("transformer.resblocks", "text_model.encoder.layers"),
+    "image.ln_pre.weight": "visual.ln_pre.weight",
+    "image.ln_post.weight": "visual.ln_post.weight",
+    "image.class_embedding": "visual.class_embedding",
+    "text.ln_final.weight": "ln_final.weight",
+    "text.token_embedding.weight": "token_embedding.weight",
 }
 
 
-def test_every_module_has_the_name_that_the_others_give_it(ours: Embedder) -> None:
-    tensors = ours.model.state_dict()
-    named = dict(AROUND)
-    for tower, blocks in TOWERS.items():
-        for at in range(2):
-            for part, names in BLOCK.items():
+def test_every_module_has_the_name_that_openai_gives_it(ours: Embedder) -> None:
+    names = dict(AROUND)
+    for tower, blocks in (("image", "visual.transformer"), ("text", "transformer")):
+        for block in range(2):
+            for part, module in BLOCK.items():
                 for end in ("weight", "bias"):
-                    theirs = [
-                        f"{block}.{at}.{name}.{end}"
-                        for block, name in zip(blocks, names, strict=True)
-                    ]
-                    named[f"{tower}.transformer.blocks.{at}.{part}.{end}"] = (theirs[0], theirs[1])
-    for which, written in enumerate(
-        (openai.LAYOUT.to_theirs(tensors), huggingface.LAYOUTS["clip"].to_theirs(tensors))
-    ):
-        for name, theirs in named.items():
-            assert torch.equal(written[theirs[which]], tensors[name]), theirs[which]
-    for tower, (openais, theirs) in TOWERS.items():
-        joined = tensors[f"{tower}.transformer.blocks.1.attention.qkv.weight"]
-        assert torch.equal(
-            openai.LAYOUT.to_theirs(tensors)[f"{openais}.1.attn.in_proj_weight"], joined
-        )
-        parts = [
-            huggingface.LAYOUTS["clip"].to_theirs(tensors)[
-                f"{theirs}.1.self_attn.{letter}_proj.weight"
-            ]
-            for letter in "qkv"
-        ]
-        assert torch.equal(torch.cat(parts), joined)
+                    theirs = f"{blocks}.resblocks.{block}.{module}.{end}".replace("_.", "_")
+                    names[f"{tower}.transformer.blocks.{block}.{part}.{end}"] = theirs
+    tensors = ours.model.state_dict()
+    written = openai.LAYOUT.to_theirs(tensors)
+    for name, theirs in names.items():
+        assert torch.equal(written[theirs], tensors[name]), theirs
 
 
 def test_half_precision_becomes_float32(ours: Embedder, tmp_path: Path) -> None:
@@ -227,7 +203,7 @@ def test_a_learnt_bias_is_read_where_there_is_one(tmp_path: Path) -> None:
     assert found.logit_bias == ours.model.logit_bias
     folder = save_openclip(ours, tmp_path / "openclip")
     for said in (None, -10):  # the tensors decide, whatever the configuration says
-        change_json(folder / openclip.CONFIG, "model_cfg", "init_logit_bias", value=said)
+        change_json(folder / openclip.CONFIG, "model_cfg.init_logit_bias", said)
         assert torch.equal(
             read_model(folder).tensors["logit_bias"], ours.model.state_dict()["logit_bias"]
         )
@@ -242,7 +218,7 @@ def test_preprocessing_comes_with_the_model(ours: Embedder, tmp_path: Path) -> N
         "interpolation": "bilinear",
         "resize_mode": "squash",
     }
-    change_json(folder / openclip.CONFIG, "preprocess_cfg", value=seen)
+    change_json(folder / openclip.CONFIG, "preprocess_cfg", seen)
     shape = read_model(folder).shape
     assert (shape.pixel_mean, shape.pixel_std) == ("0.5 0.5 0.5", "0.25 0.5 0.5")
     assert (shape.interpolation, shape.resize) == ("bilinear", "squash")
@@ -292,82 +268,66 @@ def test_published_shapes_have_their_names() -> None:
 # What is refused.
 
 
-@pytest.mark.parametrize(
-    ("keys", "value", "message"),
-    [
+VISION, TEXT = "model_cfg.vision_cfg", "model_cfg.text_cfg"
+REFUSED_BY_FORMAT = {
+    (save_openclip, openclip.CONFIG): [
+        (f"{VISION}.timm_model_name", "vit_medium_patch16_clip_224", "a tower from timm"),
         (
-            ("model_cfg", "vision_cfg", "timm_model_name"),
-            "vit_medium_patch16_clip_224",
-            "a tower from timm",
-        ),
-        (
-            ("model_cfg", "vision_cfg", "timm_model_name"),
+            f"{VISION}.timm_model_name",
             "vit_base_patch16_siglip_224",
             "vision_cfg.timm_pool = 'avg'",
         ),
-        (
-            ("model_cfg", "text_cfg", "hf_model_name"),
-            "roberta-base",
-            "a text tower from Hugging Face",
-        ),
-        (("model_cfg", "vision_cfg", "attentional_pool"), True, "pooling by attention"),
-        (("model_cfg", "vision_cfg", "layers"), [3, 4, 6, 3], "a residual network"),
-        (("model_cfg", "multimodal_cfg"), {"width": 512}, "a CoCa"),
-        (("model_cfg", "vision_cfg", "pool_type"), "avg", "vision_cfg.pool_type = 'avg'"),
-        (("model_cfg", "text_cfg", "vocab_size"), 1000, "has 49,408 tokens, and .* knows 1,000"),
-        (("preprocess_cfg", "resize_mode"), "longest", "resize_mode is 'longest'"),
-        (
-            ("model_cfg", "vision_cfg", "width"),
-            "wide",
-            "vision_cfg.width is .wide.; it must be a whole",
-        ),
-        (("model_cfg", "vision_cfg", "patch_size"), 7, "does not divide"),
+        (f"{TEXT}.hf_model_name", "roberta-base", "a text tower from Hugging Face"),
+        (f"{VISION}.attentional_pool", True, "pooling by attention"),
+        (f"{VISION}.layers", [3, 4, 6, 3], "a residual network"),
+        ("model_cfg.multimodal_cfg", {"width": 512}, "a CoCa"),
+        (f"{VISION}.pool_type", "avg", "vision_cfg.pool_type = 'avg'"),
+        (f"{TEXT}.vocab_size", 1000, "has 49,408 tokens, and .* knows 1,000"),
+        ("preprocess_cfg.resize_mode", "longest", "resize_mode is 'longest'"),
+        (f"{VISION}.width", "wide", "vision_cfg.width is .wide.; it must be a whole"),
+        (f"{VISION}.patch_size", 7, "does not divide"),
     ],
-)
-def test_what_openclip_can_be_and_our_towers_cannot_is_named(
-    keys: tuple[str, ...], value: object, message: str, ours: Embedder, tmp_path: Path
-) -> None:
-    folder = save_openclip(ours, tmp_path / "model")
-    change_json(folder / openclip.CONFIG, *keys, value=value)
-    with pytest.raises(WeightsError, match=message) as error:
-        read_model(folder)
-    assert 1 <= len(str(error.value).splitlines()) <= 3
+    (save_huggingface, "config.json"): [
+        ("model_type", "siglip", "layer_norm_eps is not 1e-06"),
+        ("model_type", "bert", "'bert', which cannot be read"),
+        ("text_config.hidden_act", "relu", "hidden_act is quick_gelu and relu"),
+        ("text_config.eos_token_id", 7, "the end token is 7; it must have the highest id, 49407"),
+        ("vision_config.layer_norm_eps", 1e-6, "layer_norm_eps"),
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    ("keys", "value", "message"),
-    [
-        (("model_type",), "siglip", "layer_norm_eps is not 1e-06"),
-        (("model_type",), "bert", "'bert', which cannot be read"),
-        (("text_config", "hidden_act"), "relu", "hidden_act is quick_gelu and relu"),
-        (
-            ("text_config", "eos_token_id"),
-            7,
-            "the end token is 7; it must have the highest id, 49407",
-        ),
-        (("vision_config", "layer_norm_eps"), 1e-6, "layer_norm_eps"),
-    ],
+    ("form", "keys", "value", "message"),
+    [(form, *row) for form, rows in REFUSED_BY_FORMAT.items() for row in rows],
 )
-def test_what_huggingface_can_be_and_our_towers_cannot_is_named(
-    keys: tuple[str, ...], value: object, message: str, ours: Embedder, tmp_path: Path
+def test_what_others_can_be_and_our_towers_cannot_is_named(
+    form: tuple[Callable[[Embedder, Path], Path], str],
+    keys: str,
+    value: object,
+    message: str,
+    ours: Embedder,
+    tmp_path: Path,
 ) -> None:
-    folder = save_huggingface(ours, tmp_path / "model")
-    change_json(folder / "config.json", *keys, value=value)
-    with pytest.raises(WeightsError, match=message):
+    save, config = form
+    folder = save(ours, tmp_path / "model")
+    change_json(folder / config, keys, value)
+    with pytest.raises(WeightsError, match=message) as error:
         read_model(folder)
+    assert 1 <= len(str(error.value).splitlines()) <= 3
 
 
 def test_the_first_tensor_that_does_not_fit_is_named_with_both_sizes(
     ours: Embedder, tmp_path: Path
 ) -> None:
     folder = save_openclip(ours, tmp_path / "openclip")
-    change_json(folder / openclip.CONFIG, "model_cfg", "embed_dim", value=25)
+    change_json(folder / openclip.CONFIG, "model_cfg.embed_dim", 25)
     with pytest.raises(
         WeightsError, match=r"visual\.proj has the size 64 x 24; a model of its shape has 64 x 25"
     ):
         read_model(folder)
     folder = save_huggingface(ours, tmp_path / "huggingface")
-    change_json(folder / "config.json", "vision_config", "intermediate_size", value=8)
+    change_json(folder / "config.json", "vision_config.intermediate_size", 8)
     with pytest.raises(
         WeightsError, match=r"layers\.0\.mlp\.fc1\.weight has the size 256 x 64; .* has 8 x 64"
     ):
@@ -397,19 +357,24 @@ def test_a_truncated_safetensors_file_is_one_line(
     assert len(error.value.message.splitlines()) == 1
 
 
+@pytest.mark.parametrize("name", ["weights.pt", "weights.bin"])
 @pytest.mark.parametrize(
-    "contents", [b"eggs, and a list of things\n", b"", b"PK\x03\x04 cut off", b"\x80\x02}q\x00"]
+    "contents",
+    [
+        b"eggs, and a list of things\n",
+        b"",
+        b"PK\x03\x04 not really a zip",
+        b"\x80\x02}q\x00",
+        pickle.dumps([1, 2]),
+    ],
 )
-def test_a_file_that_holds_no_tensors_is_named_without_a_riddle(
-    contents: bytes, tmp_path: Path
-) -> None:
-    (tmp_path / "weights.pt").write_bytes(contents)
+def test_a_file_that_holds_no_tensors_is_named(contents: bytes, name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(contents)
     with pytest.raises(WeightsError) as error:
-        read_model(tmp_path / "weights.pt")
-    assert (
-        "weights.pt is n" in error.value.message
-    )  # no whole file of tensors, or neither of the two kinds
+        read_model(tmp_path / name)
+    assert f"{name} is n" in error.value.message  # neither of both kinds, or not the whole of one
     assert "torch" in error.value.message
+    assert len(str(error.value).splitlines()) <= 3
 
 
 def test_another_architecture_is_named(tmp_path: Path) -> None:
@@ -450,17 +415,6 @@ def test_an_archive_with_code_is_refused_with_the_reason_and_does_not_run(tmp_pa
     with pytest.raises(WeightsError, match="is a TorchScript archive"):
         read_model(tmp_path / "weights.pt")
     assert not ran.exists()
-
-
-@pytest.mark.parametrize(
-    "contents", [b"", b"hello", b"PK\x03\x04 not really a zip", pickle.dumps([1, 2])]
-)
-def test_a_file_that_is_no_weights_is_said_so(contents: bytes, tmp_path: Path) -> None:
-    (tmp_path / "weights.bin").write_bytes(contents)
-    with pytest.raises(WeightsError) as error:
-        read_model(tmp_path / "weights.bin")
-    assert "weights.bin" in error.value.message
-    assert len(str(error.value).splitlines()) <= 3
 
 
 def test_a_tokenizer_that_does_not_fit_the_weights_is_named_with_both_sizes(
@@ -519,7 +473,7 @@ def test_an_image_is_seen_as_the_published_model_wants_it(ours: Embedder, tmp_pa
     folder = save_openclip(ours, tmp_path / "model")
     plain = load_torch(folder).encode_image([Image.fromarray(noise)])
     np.testing.assert_array_equal(plain, ours.encode_image([Image.fromarray(noise)]))
-    change_json(folder / openclip.CONFIG, "preprocess_cfg", "resize_mode", value="squash")
+    change_json(folder / openclip.CONFIG, "preprocess_cfg.resize_mode", "squash")
     assert np.abs(plain - load_torch(folder).encode_image([Image.fromarray(noise)])).max() > 1e-3
 
 
@@ -557,6 +511,6 @@ def test_more_blocks_than_tensors_are_refused_before_they_are_built(
     ours: Embedder, tmp_path: Path
 ) -> None:
     folder = save_own(ours, tmp_path / "model")
-    change_json(folder / "config.json", "model", "image_layers", value=10**5)
+    change_json(folder / "config.json", "model.image_layers", 10**5)
     with pytest.raises(LapclipError, match=r"100,\d+ blocks"):
         load_torch(folder)

@@ -168,10 +168,6 @@ class PretrainedTokenizer(Tokenizer):
     def encode(self, caption: str, context: int) -> list[int]:
         return self._cut(self._reader.encode(caption).ids, context)
 
-    def encode_all(self, captions: Iterable[str], context: int) -> list[np.ndarray]:
-        encoded = self._reader.encode_batch(list(captions))
-        return [np.array(self._cut(one.ids, context), dtype=np.int32) for one in encoded]
-
     def decode(self, tokens: Iterable[int]) -> str:
         return self._reader.decode(list(tokens), skip_special_tokens=True)
 
@@ -197,9 +193,6 @@ class SiglipTokenizer(PretrainedTokenizer):
     def encode(self, caption: str, context: int) -> list[int]:
         tokens = self._cut(self._ids(caption), context)
         return tokens + [self.padding] * (context - len(tokens))
-
-    def encode_all(self, captions: Iterable[str], context: int) -> list[np.ndarray]:
-        return [np.array(self.encode(caption, context), dtype=np.int32) for caption in captions]
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the caption of the tokens up to the end."""

@@ -249,7 +249,12 @@ def _write_siglip(embedder: Embedder, folder: Path) -> list[str]:
             "vectors of images differ in the third digit."
         )
     write_tokenizer(tokenizer, folder, shape.context)
-    config = openclip.siglip_config_of(shape, tokenizer.cleaning, learnt_bias(embedder))
+    config = openclip.config_of(
+        shape,
+        tokenizer_here=True,
+        cleaning=tokenizer.cleaning,
+        logit_bias=learnt_bias(embedder),
+    )
     write_json(folder / openclip.CONFIG, config)
     write_weights(
         openclip.SIGLIP_LAYOUT.to_theirs(embedder.model.state_dict()), folder / openclip.WEIGHTS[0]

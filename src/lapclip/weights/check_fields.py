@@ -43,7 +43,6 @@ def one_of(*values: Any) -> Rule:
 
 SIZE = whole()
 POSITIVE = Rule("a number above 0", lambda value: is_number(value) and value > 0)
-NUMBER = Rule("a number", is_number)
 STRING = Rule("text", lambda value: isinstance(value, str))
 FLAG = Rule("true or false", lambda value: isinstance(value, bool))
 SECTION = Rule("an object", lambda value: isinstance(value, dict))

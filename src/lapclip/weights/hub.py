@@ -27,7 +27,6 @@ from lapclip.weights import (
     HUB,
     HUGGINGFACE_WEIGHTS,
     INDEX,
-    MERGES,
     OPENCLIP_CONFIG,
     OPENCLIP_WEIGHTS,
     OWN_TOKENIZER,
@@ -76,7 +75,7 @@ def confirm(question: str) -> bool | None:
 def choose_files(names: Iterable[str]) -> list[str]:
     """Choose the smallest set of files that makes a model: configuration, tokenizer, weights (safetensors first)."""
     names = set(names)
-    chosen = {TOKENIZER, OWN_TOKENIZER, PIECES} & names or {MERGES} & names
+    chosen = {TOKENIZER, OWN_TOKENIZER, PIECES} & names
     if OPENCLIP_CONFIG in names:
         chosen.add(OPENCLIP_CONFIG)
         candidates = [*OPENCLIP_WEIGHTS]

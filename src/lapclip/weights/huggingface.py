@@ -158,14 +158,10 @@ _VISION_FIELDS = {
     "vision_use_head": or_null(FLAG),
 }
 FIELDS = {
-    **{
-        name: or_null(SECTION)
-        for name in ("text_config", "text_config_dict", "vision_config", "vision_config_dict")
-    },
+    "text_config": or_null(SECTION),
+    "vision_config": or_null(SECTION),
     **{f"text_config.{name}": rule for name, rule in _TEXT_FIELDS.items()},
-    **{f"text_config_dict.{name}": rule for name, rule in _TEXT_FIELDS.items()},
     **{f"vision_config.{name}": rule for name, rule in _VISION_FIELDS.items()},
-    **{f"vision_config_dict.{name}": rule for name, rule in _VISION_FIELDS.items()},
     "projection_dim": SIZE,
 }
 """The fields of config.json that are read."""
@@ -191,12 +187,10 @@ def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelC
     usual = DEFAULTS[kind]
     check_fields(config, FIELDS, where)
     try:
-        text = config.get("text_config") or config.get("text_config_dict") or {}
-        vision = config.get("vision_config") or config.get("vision_config_dict") or {}
-        vocabulary, text_width = (
-            text.get("vocab_size", usual.vocabulary),
-            text.get("hidden_size", usual.text_width),
-        )
+        text = config.get("text_config") or {}
+        vision = config.get("vision_config") or {}
+        vocabulary = text.get("vocab_size", usual.vocabulary)
+        text_width = text.get("hidden_size", usual.text_width)
         activations = [tower.get("hidden_act", usual.activation) for tower in (vision, text)]
         if not set(activations) <= set(ACTIVATIONS) or (
             kind == "clip" and len(set(activations)) != 1

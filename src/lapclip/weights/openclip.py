@@ -27,6 +27,7 @@ from lapclip.weights.check_fields import (
     Rule,
     check_fields,
     checked_shape,
+    one_of,
     or_null,
     whole,
 )
@@ -35,44 +36,34 @@ from lapclip.weights.openai import TEXT as OPENAI_TEXT
 from lapclip.weights.published import Layout, named
 
 _BLOCKS = {
-    "ls_init_value": (None,),
     "final_ln_after_pool": (False,),
     "act_kwargs": (None, {}),
     "norm_kwargs": (None, {}, {"eps": 1e-5}),
-    "block_type": (None, "default"),
-    "qk_norm": (False,),
-    "scaled_cosine_attn": (False,),
-    "scale_heads": (False,),
-    "scale_attn_inner": (False,),
-    "scale_attn": (False,),
-    "scale_fc": (False,),
 }
 VISION = {
     **_BLOCKS,
     "timm_model_name": (None, ""),
     "attentional_pool": (False,),
-    "no_ln_pre": (False,),
     "pos_embed_type": ("learnable",),
     "pool_type": ("tok",),
 }
 TEXT = {
     **_BLOCKS,
     "hf_model_name": (None, ""),
-    "embed_cls": (False,),
     "no_causal_mask": (False,),
     "pool_type": ("argmax",),
-    "proj_bias": (False,),
-    "proj_type": ("linear",),
 }
-MODEL = {"multimodal_cfg": (None,), "nonscalar_logit_scale": (False,)}
-"""What our towers can be, by field; any other value is another architecture. Fields that are not here do not matter."""
+MODEL = {"multimodal_cfg": (None,)}
+"""What our towers can be, by field. Other values are another architecture.
+
+Fields that only add or remove tensors are not here: the tensors do not fit then.
+"""
 
 WHY = {
     "timm_model_name": "a tower from timm",
     "hf_model_name": "a text tower from Hugging Face",
     "attentional_pool": "pooling by attention",
     "multimodal_cfg": "a CoCa, with a tower that writes captions",
-    "no_causal_mask": "a text tower that looks both ways, as SigLIP's does",
 }
 
 
@@ -164,15 +155,9 @@ def timm_activation(name: str) -> str:
 
 
 def cleaning_of(config: dict[str, Any]) -> str:
-    """How captions are cleaned before they become tokens, as our tokenizer calls it."""
-    asked = (config["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}).get(
-        "clean", "whitespace"
-    )
-    if asked not in CLEANING:
-        raise WeightsError(
-            f"Captions are to be cleaned by {asked!r}; lapclip knows {', '.join(CLEANING)}."
-        )
-    return CLEANING[asked]
+    """Return how captions are cleaned before they become tokens, as our tokenizer calls it."""
+    arguments = config["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}
+    return CLEANING[arguments.get("clean", "whitespace")]
 
 
 _TOWER_FIELDS = {"width": SIZE, "mlp_ratio": POSITIVE}
@@ -183,6 +168,7 @@ _TEXT_FIELDS = {
     "vocab_size": whole(3),
     "context_length": whole(2),
     "tokenizer_kwargs": or_null(SECTION),
+    "tokenizer_kwargs.clean": one_of(*CLEANING),
 }
 _VISION_FIELDS = {
     **_TOWER_FIELDS,
@@ -203,122 +189,112 @@ FIELDS = {
     **{f"model_cfg.vision_cfg.{name}": rule for name, rule in _VISION_FIELDS.items()},
     "preprocess_cfg.mean": or_null(COLORS),
     "preprocess_cfg.std": or_null(COLORS),
+    "preprocess_cfg.interpolation": one_of("bicubic", "bilinear"),
+    "preprocess_cfg.resize_mode": one_of("shortest", "squash"),
 }
 """The fields of open_clip_config.json that are read."""
 
 
 def shape_of(config: dict[str, Any], where: str) -> ModelConfig:
-    """The shape that a configuration describes. What our towers cannot be is refused by its name."""
+    """Return the shape that a configuration describes. What our towers cannot be is refused by its name."""
     check_fields(config, FIELDS, where)
     try:
         model, seen = config["model_cfg"], config.get("preprocess_cfg") or {}
         vision, text = model["vision_cfg"], model["text_cfg"]
-        if siglip := TIMM_NAME.fullmatch(vision.get("timm_model_name") or ""):
-            return _siglip_shape(config, siglip, where)
-        for fields, allowed, section in (
-            (model, MODEL, ""),
-            (vision, VISION, "vision_cfg."),
-            (text, TEXT, "text_cfg."),
-        ):
-            _refuse_others(fields, allowed, section, where)
-        if not isinstance(vision.get("layers", 12), int):
-            raise WeightsError(
-                f"{where}: its image tower is a residual network; vision transformers can be read."
-            )
-        image_width = vision.get("width", 768)
-        return named(
-            checked_shape(
-                dict(
-                    name="published",
-                    image_size=_square(vision.get("image_size", 224), where),
-                    patch=_square(vision.get("patch_size", 16), where),
-                    image_width=image_width,
-                    image_layers=vision.get("layers", 12),
-                    image_heads=image_width // vision.get("head_width", 64),
-                    image_mlp=int(image_width * vision.get("mlp_ratio", 4.0)),
-                    **_text_sizes(model, text),
-                    activation="quick_gelu" if model.get("quick_gelu", False) else "gelu",
-                    **_preprocessing(seen, where),
-                ),
-                where,
-            )
-        )
+        _refuse_others(model, MODEL, "", where)
+        timm_tower = TIMM_NAME.fullmatch(vision.get("timm_model_name") or "")
+        if timm_tower:
+            towers = _siglip_towers(vision, text, timm_tower, where)
+        else:
+            towers = _clip_towers(vision, text, where)
+            towers["activation"] = "quick_gelu" if model.get("quick_gelu", False) else "gelu"
+        text_width = text.get("width", 512)
+        shape = {
+            "name": "published",
+            **towers,
+            "text_width": text_width,
+            "text_layers": text.get("layers", 12),
+            "text_heads": text.get("heads", 8),
+            "text_mlp": int(text_width * text.get("mlp_ratio", 4.0)),
+            "embedding": model["embed_dim"],
+            "vocabulary": text.get("vocab_size", 49_408),
+            "context": text.get("context_length", 77),
+            "pixel_mean": _numbers(seen.get("mean"), CLIP_MEAN),
+            "pixel_std": _numbers(seen.get("std"), CLIP_STD),
+            "interpolation": seen.get("interpolation", "bicubic"),
+            "resize": seen.get("resize_mode", "shortest"),
+        }
+        return named(checked_shape(shape, where))
     except KeyError as error:
         raise WeightsError(f"{where}: the field {error.args[0]} is missing.") from None
-    except (TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, AttributeError, ValueError) as error:
         raise WeightsError(
             f"{where} does not describe a model: {type(error).__name__} {error}."
         ) from None
 
 
-def _text_sizes(model: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
-    """The sizes of the text tower, and of what both towers give, with OpenCLIP's defaults."""
-    width = text.get("width", 512)
+def _clip_towers(vision: dict[str, Any], text: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the sizes of a CLIP's image tower."""
+    _refuse_others(vision, VISION, "vision_cfg.", where)
+    _refuse_others(text, TEXT, "text_cfg.", where)
+    if isinstance(vision.get("layers"), list):
+        raise WeightsError(
+            f"{where}: its image tower is a residual network; vision transformers can be read."
+        )
+    width = vision.get("width", 768)
     return {
-        "text_width": width,
-        "text_layers": text.get("layers", 12),
-        "text_heads": text.get("heads", 8),
-        "text_mlp": int(width * text.get("mlp_ratio", 4.0)),
-        "embedding": model["embed_dim"],
-        "vocabulary": text.get("vocab_size", 49_408),
-        "context": text.get("context_length", 77),
+        "image_size": _square(vision.get("image_size", 224), where),
+        "patch": _square(vision.get("patch_size", 16), where),
+        "image_width": width,
+        "image_layers": vision.get("layers", 12),
+        "image_heads": width // vision.get("head_width", 64),
+        "image_mlp": int(width * vision.get("mlp_ratio", 4.0)),
     }
 
 
-def _siglip_shape(config: dict[str, Any], tower: re.Match[str], where: str) -> ModelConfig:
-    """The shape of a SigLIP, whose image tower is known by its name in timm."""
-    model, seen = config["model_cfg"], config.get("preprocess_cfg") or {}
-    vision, text = model["vision_cfg"], model["text_cfg"]
+def _siglip_towers(
+    vision: dict[str, Any], text: dict[str, Any], tower: re.Match[str], where: str
+) -> dict[str, Any]:
+    """Return the sizes and activations of a SigLIP, whose image tower is known by its name in timm."""
     # Without these fields it is another tower: SigLIP's are what is asked for.
-    text = {
-        "no_causal_mask": False,
-        "pool_type": "argmax",
-        "proj_bias": False,
-        "norm_kwargs": None,
-        **text,
-    }
-    vision = {"timm_pool": "avg", "timm_proj": "linear", **vision}
-    for fields, allowed, section in (
-        (model, MODEL, ""),
-        (vision, SIGLIP_VISION, "vision_cfg."),
-        (text, SIGLIP_TEXT, "text_cfg."),
-    ):
-        _refuse_others(fields, allowed, section, where)
-    kind, patch, side = tower[1], int(tower[2]), int(tower[3])
+    absent: dict[str, Any] = {"timm_pool": "avg", "timm_proj": "linear"}
+    _refuse_others({**absent, **vision}, SIGLIP_VISION, "vision_cfg.", where)
+    absent = {"no_causal_mask": False, "pool_type": "argmax", "proj_bias": False}
+    _refuse_others({**absent, "norm_kwargs": None, **text}, SIGLIP_TEXT, "text_cfg.", where)
+    side = int(tower[3])
     if _square(vision.get("image_size", 224), where) != side:
         raise WeightsError(
             f"{where}: images of {vision.get('image_size')} pixels do not fit {tower[0]}."
         )
-    width, layers, heads, hidden = TIMM_SIZES[kind]
+    width, layers, heads, hidden = TIMM_SIZES[tower[1]]
     activation = timm_activation(tower[0])
-    words = "gelu_tanh" if text.get("act_kwargs") else "gelu"
-    return named(
-        checked_shape(
-            dict(
-                name="published",
-                architecture="siglip",
-                image_size=side,
-                patch=patch,
-                image_width=width,
-                image_layers=layers,
-                image_heads=heads,
-                image_mlp=hidden,
-                **_text_sizes(model, text),
-                activation=activation,
-                text_activation="" if words == activation else words,
-                **_preprocessing(seen, where),
-            ),
-            where,
-        )
-    )
+    text_activation = "gelu_tanh" if text.get("act_kwargs") else "gelu"
+    return {
+        "architecture": "siglip",
+        "image_size": side,
+        "patch": int(tower[2]),
+        "image_width": width,
+        "image_layers": layers,
+        "image_heads": heads,
+        "image_mlp": hidden,
+        "activation": activation,
+        "text_activation": "" if text_activation == activation else text_activation,
+    }
 
 
 def config_of(
-    shape: ModelConfig, *, tokenizer_here: bool, logit_bias: float | None = None
+    shape: ModelConfig,
+    *,
+    tokenizer_here: bool,
+    cleaning: str = "",
+    logit_bias: float | None = None,
 ) -> dict[str, Any]:
-    """The configuration of a model of ours. With `tokenizer_here` the folder's own tokenizer is to be used; a learnt
-    bias has to be named, or OpenCLIP makes no place for it."""
-    text = {
+    """Return the configuration of a model of ours.
+
+    With `tokenizer_here` the folder's own tokenizer is to be used. A learned bias has to be named, or OpenCLIP makes
+    no place for it. The image tower of a SigLIP is named as timm does.
+    """
+    text: dict[str, Any] = {
         "context_length": shape.context,
         "vocab_size": shape.vocabulary,
         "width": shape.text_width,
@@ -326,74 +302,41 @@ def config_of(
         "layers": shape.text_layers,
         "mlp_ratio": _ratio(shape.text_hidden, shape.text_width),
     }
+    vision: dict[str, Any] = {"image_size": shape.image_size}
+    model: dict[str, Any] = {"embed_dim": shape.embedding, "text_cfg": text, "vision_cfg": vision}
     if tokenizer_here:
-        text["hf_tokenizer_name"] = (
-            "here"  # of a folder OpenCLIP takes the tokenizer inside it, whatever the name
-        )
-    return {
-        "model_cfg": {
-            "embed_dim": shape.embedding,
-            "quick_gelu": shape.activation == "quick_gelu",
-            "vision_cfg": {
-                "image_size": shape.image_size,
-                "layers": shape.image_layers,
-                "width": shape.image_width,
-                "head_width": shape.image_width // shape.image_heads,
-                "patch_size": shape.patch,
-                "mlp_ratio": _ratio(shape.image_hidden, shape.image_width),
-            },
-            "text_cfg": text,
-            **({} if logit_bias is None else {"init_logit_bias": logit_bias}),
-        },
-        "preprocess_cfg": _preprocessing_of(shape),
-    }
-
-
-def siglip_config_of(shape: ModelConfig, cleaning: str, logit_bias: float | None) -> dict[str, Any]:
-    """The configuration of a SigLIP of ours, whose image tower timm has to know; its tokenizer lies in the folder."""
-    asked = {**CLEANED_BY, **{ours: theirs for theirs, ours in CLEANING.items()}}
-    text = {
-        "context_length": shape.context,
-        "vocab_size": shape.vocabulary,
-        "hf_tokenizer_name": "here",
-        "tokenizer_kwargs": {"clean": asked[cleaning]},
-        "width": shape.text_width,
-        "heads": shape.text_heads,
-        "layers": shape.text_layers,
-        "mlp_ratio": _ratio(shape.text_hidden, shape.text_width),
-        "no_causal_mask": True,
-        "proj_bias": True,
-        "pool_type": "last",
-        "norm_kwargs": {"eps": 1e-6},
-    }
-    if (shape.text_activation or shape.activation) == "gelu_tanh":
-        text["act_kwargs"] = {"approximate": "tanh"}
-    return {
-        "model_cfg": {
-            "embed_dim": shape.embedding,
-            "init_logit_bias": logit_bias,
-            "custom_text": True,
-            "vision_cfg": {
-                "image_size": shape.image_size,
-                "timm_model_name": timm_name(shape),
-                "timm_model_pretrained": False,
-                "timm_pool": "map",
-                "timm_proj": "none",
-            },
-            "text_cfg": text,
-        },
-        "preprocess_cfg": _preprocessing_of(shape),
-    }
-
-
-def _preprocessing(seen: dict[str, Any], where: str) -> dict[str, Any]:
-    """How images are seen, as our settings."""
-    return {
-        "pixel_mean": _numbers(seen.get("mean"), CLIP_MEAN),
-        "pixel_std": _numbers(seen.get("std"), CLIP_STD),
-        "interpolation": _one_of(seen, "interpolation", ("bicubic", "bilinear"), where),
-        "resize": _one_of(seen, "resize_mode", ("shortest", "squash"), where),
-    }
+        # OpenCLIP takes the tokenizer inside the folder, whatever the name.
+        text["hf_tokenizer_name"] = "here"
+    if logit_bias is not None:
+        model["init_logit_bias"] = logit_bias
+    if shape.architecture == "siglip":
+        model["custom_text"] = True
+        their_cleaning = {**CLEANED_BY, **{ours: theirs for theirs, ours in CLEANING.items()}}
+        text |= {
+            "tokenizer_kwargs": {"clean": their_cleaning[cleaning]},
+            "no_causal_mask": True,
+            "proj_bias": True,
+            "pool_type": "last",
+            "norm_kwargs": {"eps": 1e-6},
+        }
+        if (shape.text_activation or shape.activation) == "gelu_tanh":
+            text["act_kwargs"] = {"approximate": "tanh"}
+        vision |= {
+            "timm_model_name": timm_name(shape),
+            "timm_model_pretrained": False,
+            "timm_pool": "map",
+            "timm_proj": "none",
+        }
+    else:
+        model["quick_gelu"] = shape.activation == "quick_gelu"
+        vision |= {
+            "layers": shape.image_layers,
+            "width": shape.image_width,
+            "head_width": shape.image_width // shape.image_heads,
+            "patch_size": shape.patch,
+            "mlp_ratio": _ratio(shape.image_hidden, shape.image_width),
+        }
+    return {"model_cfg": model, "preprocess_cfg": _preprocessing_of(shape)}
 
 
 def _preprocessing_of(shape: ModelConfig) -> dict[str, Any]:
@@ -426,15 +369,6 @@ def _square(size: Any, where: str) -> int:
 
 def _numbers(values: Any, usual: str) -> str:
     return usual if values is None else " ".join(f"{value!r}" for value in values)
-
-
-def _one_of(seen: dict[str, Any], field: str, values: tuple[str, ...], where: str) -> str:
-    value = seen.get(field, values[0])
-    if value not in values:
-        raise WeightsError(
-            f"{where}: preprocess_cfg.{field} is {value!r}; lapclip knows {' and '.join(values)}."
-        )
-    return value
 
 
 def _ratio(hidden: int, width: int) -> float:

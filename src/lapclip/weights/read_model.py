@@ -27,7 +27,6 @@ from lapclip.model.pretrained_towers import HUGGING_FACE, PACKAGE, TIMM, TowerSp
 from lapclip.paths import read_bytes, read_json
 from lapclip.weights import (
     CONFIG,
-    MERGES,
     OWN_TOKENIZER,
     PIECES,
     PREPROCESSOR,
@@ -344,31 +343,30 @@ def end_with(name: str, token: int) -> dict[str, Any]:
 
 def _check_clips_own(folder: Path, vocabulary: int) -> None:
     """Where a folder has a tokenizer, it must be the one that we take for it."""
-    for name, read in ((TOKENIZER, _tokenizer_in_json), (MERGES, _tokenizer_in_text)):
-        if not (folder / name).exists():
-            continue
-        try:
-            tokens, merges = read(folder / name)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WeightsError(
-                f"{folder / name} cannot be read: {error}.", hint="download or copy it again"
-            ) from None
-        if tokens != vocabulary:
-            raise WeightsError(
-                f"The tokenizer does not fit the weights: {folder / name} has {tokens:,} tokens, and the weights "
-                f"know {vocabulary:,}.",
-                hint="tokenizer and weights of the same model",
-            )
-        if merges != [tuple(merge) for merge in clip_tokenizer().merges]:
-            raise WeightsError(
-                f"{folder / name} is another tokenizer than CLIP's own, the only foreign one that can be read.",
-                hint="weights that were trained with CLIP's own tokenizer",
-            )
+    path = folder / TOKENIZER
+    if not path.exists():
         return
+    try:
+        tokens, merges = _tokenizer_in_json(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(
+            f"{path} cannot be read: {error}.", hint="download or copy it again"
+        ) from None
+    if tokens != vocabulary:
+        raise WeightsError(
+            f"The tokenizer does not fit the weights: {path} has {tokens:,} tokens, and the weights know "
+            f"{vocabulary:,}.",
+            hint="tokenizer and weights of the same model",
+        )
+    if merges != [tuple(merge) for merge in clip_tokenizer().merges]:
+        raise WeightsError(
+            f"{path} is another tokenizer than CLIP's own, the only foreign one that can be read.",
+            hint="weights that were trained with CLIP's own tokenizer",
+        )
 
 
 def _tokenizer_in_json(path: Path) -> tuple[int, list[tuple[str, ...]]]:
-    """How many tokens a tokenizer of Hugging Face has, and its merges; none where it is of another kind."""
+    """Return how many tokens a tokenizer of Hugging Face has, and its merges, none if it is of another kind."""
     saved: dict[str, Any] = read_json(path)
     model = saved["model"]
     vocab = model.get("vocab", {})
@@ -379,9 +377,3 @@ def _tokenizer_in_json(path: Path) -> tuple[int, list[tuple[str, ...]]]:
         for merge in model.get("merges", ())
     ]
     return len(names), merges
-
-
-def _tokenizer_in_text(path: Path) -> tuple[int, list[tuple[str, ...]]]:
-    lines = read_bytes(path, own=True).decode("utf-8").splitlines()
-    merges = [tuple(line.split()) for line in lines if line and not line.startswith("#version")]
-    return 2 * 256 + len(merges) + 2, merges
