@@ -380,19 +380,21 @@ def test_half_precision_learns_about_the_same(
     np.testing.assert_allclose(losses("half"), losses("exact"), rtol=0.05)
 
 
-def test_features_that_half_precision_cannot_hold_are_kept_whole_wherever_they_come(
+def test_features_that_half_precision_cannot_hold_are_kept_whole_or_not_at_all(
     empty_cache: Path,
 ) -> None:
     maker = object.__new__(features._FeatureMaker)
-    maker._config = SimpleNamespace(train=SimpleNamespace(dtype="bfloat16"))  # pyright: ignore[reportAttributeAccessIssue]
-    maker._data = SimpleNamespace(fingerprint="")  # pyright: ignore[reportAttributeAccessIssue]
-    maker._fingerprints, maker._boundaries, maker._ranks = {"image": "a"}, {"image": 1}, ALONE
+    maker._ranks = ALONE
     small, large = np.ones((2, 3), np.float32), np.full((2, 3), 1e6, np.float32)
-    kept = maker._array("image", ("train", "small"), (4,), lambda: iter([small, small]))
-    assert kept.dtype == np.float16
-    kept = maker._array("image", ("train", "large"), (4,), lambda: iter([small, large]))
-    np.testing.assert_array_equal(kept, np.concatenate([small, large]))
-    assert len(list(empty_cache.iterdir())) == 2
+
+    def kept(name: str, *blocks: np.ndarray) -> np.ndarray:
+        return maker._compute(empty_cache / name, (4,), iter(blocks), halve=True)
+
+    assert kept("small.npy", small, small).dtype == np.float16
+    np.testing.assert_array_equal(kept("large.npy", large, small), np.concatenate([large, small]))
+    with pytest.raises(features.NotCacheable):
+        kept("later.npy", small, large)
+    assert sorted(path.name for path in empty_cache.iterdir()) == ["large.npy", "small.npy"]
 
 
 def test_without_room_for_features_they_are_computed_each_time(

@@ -637,11 +637,10 @@ def assemble(
     """Build the model, cache the features of what is frozen, and put all that a run is made of together. `ranks` are
     those that compute features in shares."""
     config, data = ingredients.config, ingredients.data
-    began = time.perf_counter()
     step, embedder = build(config, ingredients.tokenizer, device, ingredients.initial_weights)
     if ranks.many and ranks.writes and towers_to_cache(step.model, step.boundaries, config)[0]:
         share_set_up(ingredients, embedder, device, ranks)
-    features = cache_features(step, embedder, plan, data, config, progress, ranks, began)
+    features = cache_features(step, embedder, plan, data, config, progress, ranks)
     if features and features.summary:
         reasons = ingredients.reasons | {"train.features": features.summary}
         ingredients = replace(ingredients, reasons=reasons)

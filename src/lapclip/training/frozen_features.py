@@ -7,6 +7,8 @@ Shapes: N images or captions, T tokens of all captions together.
 from __future__ import annotations
 
 import hashlib
+import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,8 +50,8 @@ TOGETHER = 4096
 """Captions that are sorted by their length before they go through."""
 
 
-class NoRoom(Exception):
-    """The disk has no room for features."""
+class NotCacheable(Exception):
+    """Features that cannot be kept: the disk has no room, or half precision cannot hold them."""
 
 
 @dataclass(frozen=True)
@@ -116,13 +118,10 @@ class FeatureEmbedder(Embedder):
         if cached is None:
             return self.encode_pixels(pairs.pixels)
         blocks = []
-        for at in range(0, len(cached), self.batch):
-            features = torch.from_numpy(np.array(cached[at : at + self.batch])).to(
-                self.device.torch
-            )
-            blocks.append(
-                self.model.finish_image(features, self._boundaries["image"]).cpu().numpy()
-            )
+        for rows in _slices(len(cached), self.batch):
+            features = torch.from_numpy(np.array(cached[rows])).to(self.device.torch)
+            embeddings = self.model.finish_image(features, self._boundaries["image"])
+            blocks.append(embeddings.cpu().numpy())
         return np.concatenate(blocks)
 
     @torch.inference_mode()
@@ -131,17 +130,13 @@ class FeatureEmbedder(Embedder):
         if cached is None:
             return self.encode_text(captions)
         blocks = []
-        for at in range(0, len(captions), self.batch):
-            tokens_BL = self.tokenizer.batch(
-                captions[at : at + self.batch], self.model.shape.context
-            )
-            numbers = np.arange(at, at + len(tokens_BL))
-            device = self.device.torch
-            features = torch.from_numpy(cached.padded(numbers, tokens_BL.shape[1])).to(device)
-            tokens = torch.from_numpy(tokens_BL).to(device)
-            blocks.append(
-                self.model.finish_text(features, tokens, self._boundaries["text"]).cpu().numpy()
-            )
+        for rows in _slices(len(captions), self.batch):
+            tokens_BL = self.tokenizer.batch(captions[rows], self.model.shape.context)
+            padded = cached.padded(np.arange(rows.start, rows.stop), tokens_BL.shape[1])
+            features = torch.from_numpy(padded).to(self.device.torch)
+            tokens = torch.from_numpy(tokens_BL).to(self.device.torch)
+            embeddings = self.model.finish_text(features, tokens, self._boundaries["text"])
+            blocks.append(embeddings.cpu().numpy())
         return np.concatenate(blocks)
 
 
@@ -153,74 +148,45 @@ def cache_features(
     config: Config,
     progress: DataProgress | None,
     ranks: Ranks = ALONE,
-    asked: float | None = None,
 ) -> CachedFeatures | None:
-    """Compute what is frozen, or find it in the cache. None where nothing is frozen, or nothing is to be cached.
-    Several ranks compute it in shares, and each has all of it. `asked` is when that began: by `time.perf_counter`, with
-    what ranks need to compute together."""
-    model, boundaries = step.model, step.boundaries
-    chosen, notes = towers_to_cache(model, boundaries, config)
-    if not chosen:
-        return (
-            CachedFeatures(None, None, HeldOutFeatures(data.held_out, None, None), notes)
-            if notes
-            else None
-        )
+    """Compute what is frozen, or find it in the cache.
+
+    Returns None if nothing is frozen or to be cached. Several ranks compute it in shares; each gets all of it.
+    """
+    towers, notes = towers_to_cache(step.model, step.boundaries, config)
+    uncached = CachedFeatures(None, None, HeldOutFeatures(data.held_out, None, None), notes)
+    if not towers:
+        return uncached if notes else None
     report = progress or (lambda done, total, what="": None)
     began = time.perf_counter()
     maker = _FeatureMaker(step, plan, data, config, report, ranks)
-    try:
-        images = maker.images() if "image" in chosen else None
-        after_images = time.perf_counter()
-        captions = maker.captions() if "text" in chosen else None
-        phrases = maker.phrases() if captions is not None and plan.phrases else None
-        after_captions = time.perf_counter()
-        frozen = HeldOutFeatures(
-            data.held_out,
-            maker.held_out_images() if "image" in chosen else None,
-            maker.held_out_captions(embedder) if "text" in chosen else None,
-        )
-    except NoRoom as error:
-        notes.append(
-            f"what is frozen is computed at each step, because features find no room: {error}"
-        )
-        return CachedFeatures(None, None, HeldOutFeatures(data.held_out, None, None), notes)
-    arrays = [
-        images,
-        None if captions is None else captions.values,
-        None if phrases is None else phrases.values,
-        frozen.image,
-        None if frozen.text is None else frozen.text.values,
-    ]
-    size = sum(array.nbytes for array in arrays if array is not None)
+    image = captions = phrases = held_out_image = held_out_text = None
     covered = []
-    if images is not None:
-        views = f" in {len(images)} views" if len(images) > 1 else ""
-        covered.append(f"{len(data.train):,} images{views}")
-    if captions is not None:
-        cut = f" and {len(plan.phrases):,} phrases of them" if phrases is not None else ""
-        covered.append(f"{len(plan.captions):,} captions{cut}")
-    if maker.found:
-        how = "found in the cache"
-    else:
-        # An epoch looks at each image once, through one view, and at one of its captions.
-        saved = (after_images - began) / len(images) if images is not None else 0.0
-        saved += (
-            (after_captions - after_images)
-            * len(data.train)
-            / max(1, len(plan.captions))
-            * (captions is not None)
-        )
-        took = duration(time.perf_counter() - (began if asked is None else asked))
-        how = f"computed once in {took}, saves about {duration(saved)} an epoch"
-    summary = f"features of {' and '.join(covered)}: {how} ({size_text(size)})"
-    return CachedFeatures(images, captions, frozen, notes, phrases, summary)
+    try:
+        if "image" in towers:
+            image, held_out_image = maker.images(), maker.held_out_images()
+            views = f" in {len(image)} views" if len(image) > 1 else ""
+            covered.append(f"{len(data.train):,} images{views}")
+        if "text" in towers:
+            captions = maker.captions(plan.captions, "captions")
+            covered.append(f"{len(plan.captions):,} captions")
+            if plan.phrases:
+                phrases = maker.captions(plan.phrases, "phrases")
+                covered.append(f"{len(plan.phrases):,} phrases of them")
+            held_out_text = maker.held_out_captions(embedder)
+    except NotCacheable as error:
+        notes.append(f"what is frozen is computed at each step: {error}")
+        return uncached
+    how = "found in the cache"
+    if not maker.found:
+        how = f"computed once in {duration(time.perf_counter() - began)}"
+    summary = f"features of {', '.join(covered)}: {how} ({size_text(maker.bytes)})"
+    frozen = HeldOutFeatures(data.held_out, held_out_image, held_out_text)
+    return CachedFeatures(image, captions, frozen, notes, phrases, summary)
 
 
 MOST_FITTED = 10_000
-"""Images that the closed form is fitted to; more would cost memory and change little."""
-
-
+"""Images that heads are fitted to at the start; more would cost memory and change little."""
 START_POWER = 0.5
 """How a direction counts at the start of heads, by its correlation. Measured: 0 and 1 are a little worse."""
 LEAST_CORRELATED = 1e-2
@@ -281,35 +247,26 @@ def with_features(embedder: Embedder, features: CachedFeatures | None, step: Any
 def towers_to_cache(
     model: CLIP, boundaries: dict[str, int], config: Config
 ) -> tuple[list[str], list[str]]:
-    """The towers whose frozen part is worth caching, and why another's is not."""
+    """Return the towers whose frozen part is worth caching, and why another's is not."""
     train = config.train
-    frozen = [
-        tower
-        for tower in ("image", "text")
-        if _has_frozen_blocks(getattr(model, tower).depth, boundaries[tower])
-    ]
     if train.features == NEVER:
         return [], []
     chosen, notes = [], []
-    for tower in frozen:
-        network = getattr(model, tower)
+    for tower, has in (("image", "images go"), ("text", "captions go")):
+        network, first = getattr(model, tower), boundaries[tower]
+        if first == 0 and network.depth > 0:  # at most the embedding is frozen, which costs nothing
+            continue
+        reason = None
         if tower == "image" and not train.views:
-            new_crops = (
-                "because each has new crops; with --set train.views=4 four of each are cached"
-            )
-            notes.append(f"images go through the frozen tower at each step, {new_crops}")
+            reason = "each has new crops; with --set train.views=4 four of each are cached"
         elif tower == "image" and train.cheap_size:
-            notes.append(
-                "images go through the frozen tower at each step, because it sees them in several sizes"
-            )
+            reason = "it sees them in several sizes"
         elif tower == "text" and train.symbol_dropout:
-            notes.append(
-                "captions go through the frozen tower at each step, because each has other tokens left out"
-            )
-        elif isinstance(network, PretrainedTower) and not network.divides(boundaries[tower]):
-            notes.append(
-                f"the {tower} tower cannot be run in two parts, so it is run whole at each step"
-            )
+            reason = "each has other tokens left out"
+        elif isinstance(network, PretrainedTower) and not network.divides(first):
+            reason = "it cannot be run in two parts"
+        if reason:
+            notes.append(f"{has} through the frozen tower at each step, because {reason}")
         else:
             chosen.append(tower)
     return chosen, notes
@@ -327,208 +284,164 @@ class _FeatureMaker:
         report: DataProgress,
         ranks: Ranks,
     ) -> None:
-        self._worker, self._model, self._device, self._boundaries = (
-            step.worker,
-            step.model,
-            step.device,
-            step.boundaries,
-        )
-        self._plan, self._data, self._config, self._report = plan, data, config, report
-        self._ranks = ranks
+        self._step, self._plan, self._data = step, plan, data
+        self._config, self._report, self._ranks = config, report, ranks
+        self._device, self._boundaries = step.device.torch, step.boundaries
         self._fingerprints = {
-            tower: frozen_fingerprint(self._model, tower) for tower in ("image", "text")
+            tower: frozen_fingerprint(step.model, tower) for tower in ("image", "text")
         }
         self.found = True
         """Whether all of it was in the cache."""
+        self.bytes = 0
+        """Size of all features so far."""
 
     def images(self) -> np.ndarray:
-        """Of the training images, (views, N, ...)."""
-        boxes = self._plan.boxes
+        """Return features of the training images, (views, N, ...)."""
+        train, boxes = self._config.train, self._plan.boxes
         views, count = boxes.shape[:2]
+        chunks = [(at, rows) for at in range(views) for rows in _slices(count, IMAGES)]
 
         def compute(chunk: tuple[int, slice]) -> np.ndarray:
             at, rows = chunk
-            return self._image_features(
-                self._worker, self._data.train.pixels[rows], boxes[at, rows]
-            )
+            pixels = self._data.train.pixels[rows]
+            return self._image_features(self._step.worker, pixels, boxes[at, rows])
 
         def blocks() -> Iterator[np.ndarray]:
-            chunks = [(at, rows) for at in range(views) for rows in _slices(count, IMAGES)]
-            for (at, rows), block in zip(
-                chunks, self._ranks.computed_in_shares(chunks, compute), strict=True
-            ):
-                self._report(
-                    at * count + rows.stop, views * count, "the pretrained network reads images"
-                )
+            made = self._ranks.computed_in_shares(chunks, compute)
+            for (at, rows), block in zip(chunks, made, strict=True):
+                done = at * count + rows.stop
+                self._report(done, views * count, "the pretrained network reads images")
                 yield block
 
-        train = self._config.train
-        about = (train.views, train.crop, train.flip, train.seed)
-        return self._array("image", ("train", *about), (views, count), blocks)
+        about = ("train", train.views, train.crop, train.flip, train.seed)
+        return self._array("image", about, (views, count), blocks)
 
     def held_out_images(self) -> np.ndarray:
-        """Of the images that are scored, as they are scored."""
+        """Return features of the images that are scored, as they are scored."""
         pixels = self._data.held_out.pixels
+        chunks = list(_slices(len(pixels), IMAGES))
+
+        def compute(rows: slice) -> np.ndarray:
+            return self._image_features(self._step.model, pixels[rows], None)
 
         def blocks() -> Iterator[np.ndarray]:
-            chunks = list(_slices(len(pixels), IMAGES))
-            made = self._ranks.computed_in_shares(
-                chunks, lambda rows: self._image_features(self._model, pixels[rows], None)
-            )
+            made = self._ranks.computed_in_shares(chunks, compute)
             for rows, block in zip(chunks, made, strict=True):
                 self._report(rows.stop, len(pixels), "the pretrained network reads held-out images")
                 yield block
 
         return self._array("image", ("val",), (len(pixels),), blocks)
 
-    def captions(self) -> Ragged:
-        """Of all training captions."""
-        what = "the pretrained network reads captions"
-        return self._caption_features(self._worker, self._plan.captions, "train", what)
-
-    def phrases(self) -> Ragged:
-        """Of all phrases of the training captions."""
-        return self._caption_features(
-            self._worker, self._plan.phrases, "train", "the pretrained network reads phrases"
-        )
+    def captions(self, token_lists: Sequence[np.ndarray], kind: str) -> Ragged:
+        """Return features of all training captions, or of all their phrases."""
+        return self._caption_features(self._step.worker, token_lists, "train", kind)
 
     def held_out_captions(self, embedder: Embedder) -> Ragged:
-        """Of the different captions that are scored."""
+        """Return features of the different captions that are scored."""
         captions, _, _ = distinct_captions(self._data.held_out)
         token_lists = embedder.tokenizer.encode_all(captions, self._config.model.context)
-        return self._caption_features(
-            self._model, token_lists, "val", "the pretrained network reads held-out captions"
-        )
+        return self._caption_features(self._step.model, token_lists, "val", "held-out captions")
 
     @torch.inference_mode()
     def _image_features(
         self, model: CLIP, pixels_BSSC: np.ndarray, boxes_B5: np.ndarray | None
     ) -> np.ndarray:
-        device = self._device.torch
-        pixels = normalise(torch.from_numpy(np.array(pixels_BSSC)).to(device), self._config.model)
+        shape = self._config.model
+        pixels = normalise(torch.from_numpy(np.array(pixels_BSSC)).to(self._device), shape)
         if boxes_B5 is not None:
-            pixels = view(
-                pixels, torch.from_numpy(boxes_B5).to(device), self._config.model.image_size
-            )
-        return _as_array(model.image.begin(pixels, self._boundaries["image"]))
+            pixels = view(pixels, torch.from_numpy(boxes_B5).to(self._device), shape.image_size)
+        return model.image.begin(pixels, self._boundaries["image"]).float().cpu().numpy()
 
     @torch.inference_mode()
     def _caption_features(
-        self, model: CLIP, token_lists: Sequence[np.ndarray], split: str, what: str
+        self, model: CLIP, token_lists: Sequence[np.ndarray], split: str, kind: str
     ) -> Ragged:
-        pooled = self._boundaries["text"] == model.text.depth
+        block = self._boundaries["text"]
+        is_pooled = block == model.text.depth
         lengths = [len(caption) for caption in token_lists]
-        first_N = None if pooled else np.cumsum([0, *lengths])
+        first_N = None if is_pooled else np.cumsum([0, *lengths])
 
         def compute(chosen: list[int]) -> np.ndarray:
-            tokens_BL = pad(
-                [token_lists[at] for at in chosen],
-                self._config.model.context,
-                self._plan.tokenizer.padding,
-            )
-            tokens = torch.from_numpy(tokens_BL).to(self._device.torch)
-            return _as_array(model.text.begin(tokens, self._boundaries["text"]))
+            chosen_lists = [token_lists[at] for at in chosen]
+            context, padding = self._config.model.context, self._plan.tokenizer.padding
+            tokens = torch.from_numpy(pad(chosen_lists, context, padding)).to(self._device)
+            return model.text.begin(tokens, block).float().cpu().numpy()
 
         def blocks() -> Iterator[np.ndarray]:
             done = 0
             for rows in _slices(len(token_lists), TOGETHER):
-                together: dict[int, np.ndarray] = {}
-                order = sorted(range(rows.start, rows.stop), key=lengths.__getitem__)
+                numbers = range(rows.start, rows.stop)
+                order = sorted(numbers, key=lengths.__getitem__)
                 chunks = [order[some] for some in _slices(len(order), CAPTIONS)]
-                for chosen, features in zip(
-                    chunks, self._ranks.computed_in_shares(chunks, compute), strict=True
-                ):
-                    together |= {
-                        at: row[None] if pooled else row[: lengths[at]]
-                        for at, row in zip(chosen, features, strict=True)
-                    }
+                made = self._ranks.computed_in_shares(chunks, compute)
+                by_number: dict[int, np.ndarray] = {}
+                for chosen, features in zip(chunks, made, strict=True):
+                    for at, row in zip(chosen, features, strict=True):
+                        by_number[at] = row[None] if is_pooled else row[: lengths[at]]
                     done += len(chosen)
-                    self._report(done, len(token_lists), what)
-                yield np.concatenate([together[at] for at in range(rows.start, rows.stop)])
+                    self._report(done, len(token_lists), f"the pretrained network reads {kind}")
+                yield np.concatenate([by_number[at] for at in numbers])
 
         rows = len(token_lists) if first_N is None else int(first_N[-1])
-        digest = hashlib.sha256(
-            b"".join(caption.tobytes() + b"|" for caption in token_lists)
-        ).hexdigest()
-        return Ragged(self._array("text", (split, digest), (rows,), blocks), first_N)
+        digest = hashlib.sha256()
+        for caption in token_lists:
+            digest.update(caption.tobytes() + b"|")
+        about = (split, digest.hexdigest())
+        return Ragged(self._array("text", about, (rows,), blocks), first_N)
 
     def _array(
         self,
         tower: str,
         about: tuple,
         rows: tuple[int, ...],
-        blocks: Callable[[], Iterable[np.ndarray]],
+        blocks: Callable[[], Iterator[np.ndarray]],
     ) -> np.ndarray:
-        """Read from the cache, or made and written there."""
+        """Return an array from the cache, or compute it and write it there."""
         dtype = self._config.train.dtype
         about = (*about, self._fingerprints[tower], self._boundaries[tower])
         path = array_path(tower, about, self._data.fingerprint, dtype)
-        found = read_array(path)
-        fits = found is not None and found.shape[: len(rows)] == rows
-        if not self._ranks.agreed(None if fits else "not cached"):
-            assert found is not None
-            return found
-        self.found = False
-        made = iter(blocks())
-        first = next(made)
-        whole = (*rows, *first.shape[1:])
-        # Half the room where half the digits were computed, unless there are numbers that it cannot hold.
-        if dtype != "float32" and about[0] == "train" and _fits_half(first):
-            try:
-                return self._write(
-                    path, _halves(_chained(first, made)), whole, np.dtype(np.float16)
-                )
-            except (
-                _TooLarge
-            ):  # in a later block; few models have such features, so all are simply computed again
-                return self._write(path, blocks(), whole, np.dtype(np.float32))
-        return self._write(path, _chained(first, made), whole, np.dtype(np.float32))
-
-    def _write(
-        self, path: Path, blocks: Iterable[np.ndarray], whole: tuple[int, ...], kind: np.dtype
-    ) -> np.ndarray:
-        needed = int(np.prod(whole)) * kind.itemsize
-        if self._ranks.agreed(None if has_room(path, needed) else "no room"):
-            raise NoRoom(
-                f"they would take {needed / 1e9:,.1f} GB, more than half of what the disk has left"
+        array = read_array(path)
+        fits = array is not None and array.shape[: len(rows)] == rows
+        if self._ranks.agreed(None if fits else "not cached"):
+            self.found = False
+            array = self._compute(
+                path, rows, blocks(), halve=dtype != "float32" and about[0] == "train"
             )
-        return write_array(path, blocks, whole, kind)
+        assert array is not None
+        self.bytes += array.nbytes
+        return array
 
+    def _compute(
+        self, path: Path, rows: tuple[int, ...], blocks: Iterator[np.ndarray], *, halve: bool
+    ) -> np.ndarray:
+        """Write features as they come, in half the room where half the digits were computed."""
+        first = next(blocks)
+        halve = halve and _fits_half(first)
+        kind, shape = np.dtype(np.float16 if halve else np.float32), (*rows, *first.shape[1:])
 
-class _TooLarge(Exception):
-    """Features that half precision cannot hold."""
+        def checked() -> Iterator[np.ndarray]:
+            for block in itertools.chain([first], blocks):
+                if halve and not _fits_half(block):
+                    raise NotCacheable("half precision cannot hold all features")
+                yield block
+
+        needed = math.prod(shape) * kind.itemsize
+        if self._ranks.agreed(None if has_room(path, needed) else "no room"):
+            size = f"{needed / 1e9:,.1f} GB"
+            raise NotCacheable(
+                f"features find no room, they would take {size}, more than half of what the disk has left"
+            )
+        return write_array(path, checked(), shape, kind)
 
 
 def _fits_half(block: np.ndarray) -> bool:
-    return not block.size or bool(
-        np.abs(block).max() < LARGE_FEATURE
-    )  # not where one of them is no number, either
-
-
-def _halves(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    for block in blocks:
-        if not _fits_half(block):
-            raise _TooLarge
-        yield block
-
-
-def _has_frozen_blocks(depth: int, first: int) -> bool:
-    """Whether a tower has a frozen part that costs something: not the embedding alone."""
-    return first == depth or first > 0
-
-
-def _as_array(features: Tensor) -> np.ndarray:
-    return features.float().cpu().numpy()
+    """Return whether half precision holds all numbers of a block; it does not if one is not a number."""
+    return not block.size or bool(np.abs(block).max() < LARGE_FEATURE)
 
 
 def _slices(count: int, size: int) -> Iterator[slice]:
     for at in range(0, count, size):
         yield slice(at, min(count, at + size))
-
-
-def _chained(first: np.ndarray, rest: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    yield first
-    yield from rest
 
 
 ROOM = 0.5
