@@ -66,8 +66,6 @@ def test_a_unique_field_may_stand_alone() -> None:
     [
         ("train.lerning_rate=1", r"unknown field\. Did you mean train\.learning_rate"),
         ("batchsize=1", r"Did you mean batch_size"),
-        ("train.token_dropout=0.1", r"Did you mean train\.symbol_dropout"),
-        ("image_column=file", r"Did you mean picture_column"),
         ("train.batch_size=many", r"--set: train\.batch_size must be a whole number, not 'many'"),
         ("train.batch_size=1.5", r"must be a whole number"),
         ("train.batch_size=1", r"must be at least 2"),

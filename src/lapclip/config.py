@@ -506,10 +506,6 @@ def _is_required(one: dataclasses.Field) -> bool:
     return one.default is dataclasses.MISSING
 
 
-OLDER_WORDS = {"token": "symbol", "image": "picture", "images": "pictures"}
-"""Words of today that some settings, whose names stay, have older ones for."""
-
-
 def locate(name: str) -> tuple[str, str]:
     """The section and the field that a setting's name means; a field name that is unique may stand alone."""
     fields = {
@@ -528,8 +524,7 @@ def locate(name: str) -> tuple[str, str]:
             f"--set {name} could mean {options}.", hint=f"--set {'.'.join(matches[0])}=VALUE"
         )
     known = set(fields) if "." in name else {found[1] for found in fields.values()}
-    older = re.sub("[a-z]+", lambda word: OLDER_WORDS.get(word[0], word[0]), name)
-    likely = older if older in known else closest(name, known)
+    likely = closest(name, known)
     said = f" Did you mean {likely}?" if likely else ""
     raise ConfigError(f"--set {name}: unknown field.{said}", hint="a field of docs/settings.md")
 

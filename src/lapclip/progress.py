@@ -9,8 +9,6 @@ Status = Callable[[str], None]
 """Called with what is being done, where nobody knows how much will follow."""
 Progress = Callable[[int, int], None]
 """Called with how much is done and how much there is."""
-StageProgress = Callable[[int, int, str], None]
-"""Called with how much is done, how much there is, and what comes next."""
 
 
 class DataProgress(Protocol):

@@ -119,10 +119,10 @@ def test_a_notebook_shows_what_a_terminal_shows(monkeypatch: pytest.MonkeyPatch)
     display = NotebookDisplay()
     for what in ("reads phrases", "packing"):
         display.data_progress(1, 2, what)
-    display.stage(0, 2, "the first")
+    display.doing("the first")
     assert "reads phrases  1 of 2" in shown[0]
     assert "packing images  1 of 2" in shown[1]
-    assert "1/2  the first" in shown[2]
+    assert "the first" in shown[2]
 
 
 def test_a_folder_is_asked_and_answers_with_images(

@@ -138,7 +138,7 @@ def test_an_interrupt_while_the_finished_run_is_scored_is_not_lost(here: Path) -
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(lapclip.Interrupted, match="finished") as caught:
-        of_scenes(name="late", callbacks=interrupt)
+        of_scenes(name="late", callbacks=[interrupt])
     assert caught.value.run.state == "finished"
 
 
@@ -262,15 +262,8 @@ def test_one_run_at_a_time_is_trained_in_a_process(here: Path) -> None:
         ({"data": "nowhere"}, DataError, "nowhere"),
         ({"data": []}, DataError, "no rows"),
         ({"start": "nowhere/at/all"}, RunError, "nowhere"),
-        ({"teacher": 3}, ConfigError, "int is no model"),
         ({"ask": ["a|b"]}, ConfigError, "vertical bar"),
         ({"name": "a b"}, RunError, "a b"),
-        ({"name": 3}, ConfigError, "int is no name"),
-        ({"recipe": 3}, ConfigError, "int is no recipe"),
-        ({"minutes": "3"}, ConfigError, "minutes: '3' is no number"),
-        ({"ask": 3}, ConfigError, "ask: 3 is no list"),
-        ({"callbacks": [3]}, ConfigError, "callbacks: 3 is no function"),
-        ({"callbacks": 3}, ConfigError, "callbacks: 3 is no function"),
         ({"name": "a" * 300}, RunError, "at most 100"),
     ],
 )

@@ -72,7 +72,7 @@ def test_json_is_one_object_and_nothing_else_on_stdout(
     outcome = json.loads(trained.stdout)
     assert outcome.keys() == {
         "run", "state", "seconds", "training_seconds", "steps", "pairs_per_second", "peak_memory_bytes", "devices",
-        "data", "best_step", "early", "evaluation", "start_evaluation", "short_questions", "places", "phase_seconds",
+        "data", "best_step", "early", "evaluation", "start_evaluation", "short_questions", "places",
     }  # fmt: skip
     evaluated = json.loads(lapclip("eval", "--json").stdout)
     assert (

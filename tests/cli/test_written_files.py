@@ -64,7 +64,6 @@ CASES = {
         ["out.npy", "out-captions.npy", "out.json"],
         25_000,
     ),
-    "claims --markdown": Case(["claims", "--only", "28", "--markdown", "out.md"], ["out.md"], 100),
 }
 
 

@@ -36,7 +36,7 @@ from lapclip.runs.folder import (
     find_run,
     find_unfinished_run,
 )
-from lapclip.runs.heartbeat import at_work_path, beat_of, others_at_work, read_beat, write_beat
+from lapclip.runs.heartbeat import beat_of, read_beat, write_beat
 
 from ..conftest import SMALL, lapclip, lapclip_process, set_flags
 from ..small_runs import photos, prepared_run, stop_after, train_small
@@ -458,22 +458,6 @@ def test_a_folder_becomes_a_run_when_its_settings_are_chosen(here: Path) -> None
     assert not run.request.exists()
     assert run.read_settings() == {"run": {"format": 1}}
     assert create_run(None, "first-run", TrainRequest("first-run")).name == "first-run-2"
-
-
-def test_two_runs_that_compete_are_told(here: Path, empty_cache: Path) -> None:
-    assert others_at_work() == []
-    beat = beat_of(os.getppid(), "/somewhere/runs/other")
-    write_beat(at_work_path().with_name("other.json"), beat)
-    write_beat(at_work_path().with_name("damaged.json"), beat)
-    at_work_path().with_name("damaged.json").write_text("{}")
-    write_beat(at_work_path().with_name("own.json"), beat_of(os.getpid()))
-    write_beat(at_work_path().with_name("far.json"), replace(beat, host="another computer"))
-    (only,) = others_at_work()
-    assert only.about == "/somewhere/runs/other"
-    assert not at_work_path().with_name("damaged.json").exists()
-    train("first-run", SMALL, name="run")
-    (note,) = events("run")[0]["notes"]
-    assert "another run is at work on this computer, /somewhere/runs/other" in note
 
 
 def test_a_polite_run_waits_and_goes_on_by_itself_with_the_same_result(

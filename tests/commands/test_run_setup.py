@@ -16,7 +16,6 @@ from lapclip.commands.train import train
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.cpu import Cpu
-from lapclip.machine.other_programs import OtherPrograms
 from lapclip.runs.events import read_events
 from lapclip.training.step import TrainStep
 
@@ -125,34 +124,14 @@ def test_minutes_count_the_cheap_part_at_its_own_price(
     assert run_setup.time_step_and_evaluation(trial, share)[0] == pytest.approx(seconds)
 
 
-def test_a_start_beside_other_programs_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quiet = set_up("first-run", [*SMALL, "train.threads=2"], None)
-    monkeypatch.setattr(OtherPrograms, "__call__", lambda self: 0.6)
-    monkeypatch.setattr(run_setup, "count_free_cores", lambda share: 1)  # as on two cores
-    busy = set_up("first-run", [*SMALL, "train.threads=2"], None)
-    (note,) = set(busy.notes) - set(quiet.notes)
-    assert "60%" in note
-    assert "train.threads=1" in note
-
-
-def test_a_run_says_how_long_each_phase_took(here: Path) -> None:
-    outcome = train("first-run", SMALL, name="run")
-    phases = outcome.phase_seconds
-    assert list(phases) == [
-        "settings",
-        "data",
-        "device",
-        "model",
-        "folder",
-        "training",
-        "last evaluation",
-    ]
-    assert all(seconds >= 0 for seconds in phases.values())
-    assert sum(phases.values()) == pytest.approx(outcome.seconds, abs=0.2)
+def test_a_run_says_how_long_each_phase_before_it_took(here: Path) -> None:
+    train("first-run", SMALL, name="run")
     (begun,) = [
         event for event in read_events(here / "runs/run/events.jsonl") if event["type"] == "started"
     ]
-    assert begun["set_up_seconds"] == {phase: phases[phase] for phase in list(phases)[:5]}
+    phases = begun["set_up_seconds"]
+    assert list(phases) == ["settings", "data", "device", "model", "folder"]
+    assert all(seconds >= 0 for seconds in phases.values())
 
 
 def test_an_accelerator_is_examined_beside_the_making_of_data(

@@ -418,12 +418,6 @@ def test_images_that_the_start_learnt_from_are_no_test_and_are_counted(here: Pat
     assert first < other  # what the start has seen, this model has seen
 
 
-def test_a_tower_without_attention_is_named(here: Path, runs: Callable[[str, str], None]) -> None:
-    runs("lora", "run")
-    assert "the image tower has no attention to add to" in notes("run")
-    assert "the text tower has no attention" not in notes("run")
-
-
 ROWS, KIND = np.arange(6.0, dtype=np.float32).reshape(3, 2), np.dtype(np.float32)
 
 

@@ -12,17 +12,16 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lapclip.api.arguments import (
-    as_number,
     as_path,
     as_texts,
     asked_settings,
     held,
     joined,
     model_name,
-    path_name,
 )
 from lapclip.api.callbacks import Callback, CallbackListener
 from lapclip.api.folder_search import FolderSearch
@@ -64,8 +63,6 @@ __all__ = [
     "tune",
 ]
 
-A_RUN = "a run's name or folder, or a lapclip.TrainingRun"
-A_RECIPE = "a recipe's name, or a TOML file"
 _at_work = threading.Lock()
 """Held while this process trains or tunes: both change how many threads torch has, which results depend on."""
 
@@ -163,11 +160,8 @@ def train(
         run = lapclip.train([("cat.jpg", "a cat asleep"), ("dog.jpg", "a dog")], recipe="heads")
     """
     with _working(progress) as shown:
-        listener, minutes = CallbackListener(callbacks), as_number(minutes, "minutes")
-        recipe, name = (
-            path_name(recipe, "recipe", A_RECIPE),
-            path_name(name, "name", 'name="my-run"'),
-        )
+        listener = CallbackListener(callbacks)
+        minutes = None if minutes is None else float(minutes)  # a number of numpy, too
         own: dict[str, Any] = {"work.polite": True} if polite else {}
         if ask:
             own["work.ask"] = joined("ask", ask)
@@ -176,7 +170,7 @@ def train(
             _have(model, shown, yes=yes)
         asked = asked_settings(data, settings, shown.data_progress if shown else None)
         named = (*start_setting(start_name), *teacher_setting(teacher_name))
-        chosen = recipe_for(asked.get("data.source"), recipe, start_name)
+        chosen = recipe_for(asked.get("data.source"), as_path(recipe), start_name)
         flags = flag_settings(
             {"device": device, "batch_size": batch_size, "epochs": epochs, "lr": lr}
         )
@@ -203,13 +197,13 @@ def resume(
     """
     with _working(progress) as shown:
         listener = CallbackListener(callbacks)
-        outcome = resuming.resume(path_name(run, "run", A_RUN), _callbacks(shown, listener))
+        outcome = resuming.resume(as_path(run), _callbacks(shown, listener))
     return _ended(outcome)
 
 
 def open_run(run: str | os.PathLike[str] | None = None) -> TrainingRun:
     """A run that is there, by its name or folder; without one, the newest. Commands and Python see the same runs."""
-    found = find_run(path_name(run, "run", A_RUN))
+    found = find_run(as_path(run))
     if not found.request.exists() and not found.settings.exists():
         found.read_settings()  # says that it is no run
     return TrainingRun(found.path)
@@ -281,12 +275,9 @@ def evaluate(
         Fetch a published model without asking.
     """
     with plain_thread(), _shown(progress) as shown:
-        sentences, named, where = (
-            joined("templates", templates),
-            model_name(model),
-            as_path(out, "out"),
-        )
-        split = path_name(split, "split", "train, val, test or all")
+        sentences = joined("templates", templates)
+        named = model_name(model)
+        where = None if out is None else Path(out)
         _have(named if data is not None else None, shown, yes=yes)
         earlier = model_name(before)
         _have(earlier, shown, yes=yes)
@@ -338,12 +329,8 @@ def tune(
         Show what is being timed.
     """
     with _working(progress) as shown:
-        recipe, seconds = (
-            path_name(recipe, "recipe", A_RECIPE),
-            as_number(seconds, "seconds") or 0.0,
-        )
         asked = asked_settings(data, settings, shown.data_progress if shown else None)
-        chosen = recipe_for(asked.get("data.source"), recipe)
+        chosen = recipe_for(asked.get("data.source"), as_path(recipe))
         with held(asked):
             return tuning.tune(
                 chosen, as_texts(asked), seconds, _callbacks(shown, CallbackListener(()))
@@ -378,7 +365,8 @@ def export(
         Fetch a published model without asking.
     """
     with plain_thread(), _shown(progress) as shown:
-        named, where = model_name(model), as_path(out, "out")
+        named = model_name(model)
+        where = None if out is None else Path(out)
         _have(named, shown, yes=yes)
         callbacks = (
             exporting.Callbacks(shown.doing, shown.data_progress, shown.counting) if shown else None
@@ -420,13 +408,13 @@ def search(
         photos.like("cat.jpg", limit=5)
     """
     with plain_thread(), _shown(progress) as shown:  # what is computed here stays in the index
-        where, named = as_path(folder, "folder"), model_name(model)
-        if where is None:
-            raise ConfigError("No folder to search is named.", hint='lapclip.search("photos/")')
+        named = model_name(model)
         _have(named, shown, yes=yes)
         counting = shown.counting("indexing") if shown else None
         waiting = shown.waiting if shown else None
-        return FolderSearch(open_library(where, named, counting, device=device, waiting=waiting))
+        return FolderSearch(
+            open_library(Path(folder), named, counting, device=device, waiting=waiting)
+        )
 
 
 def _have(model: str | None, shown: RunDisplay | None, *, yes: bool) -> None:

@@ -103,16 +103,9 @@ def _plain(value: Any) -> Any:
 
 
 def joined(what: str, texts: str | Sequence[str]) -> str:
-    """Several texts as one setting, which has a vertical bar between them. One text is one, not its letters."""
-    try:
-        each = [texts] if isinstance(texts, str) else list(texts)
-    except TypeError:
-        raise ConfigError(
-            f"{what}: {texts!r:.60} is no list of texts.", hint=f'{what}=["..."]'
-        ) from None
+    """Return several texts as one setting, with a vertical bar between them. One text stays one."""
+    each = [texts] if isinstance(texts, str) else list(texts)
     for text in each:
-        if not isinstance(text, str):
-            raise ConfigError(f"{what}: {text!r:.60} is no text.", hint=f'{what}=["..."]')
         if "|" in text:
             raise ConfigError(f"{what}: {text!r} holds a vertical bar.", hint="texts without one")
     return "|".join(each)
@@ -121,9 +114,7 @@ def joined(what: str, texts: str | Sequence[str]) -> str:
 def model_name(model: Model | None) -> str | None:
     """The path or name by which a command finds a model. A model that was loaded has to be what lies there still."""
     if not isinstance(model, Encoder):
-        return path_name(
-            model, "model", "a run, its name, a model's path, or what lapclip.load gave"
-        )
+        return as_path(model)
     save = "lapclip.parts.save_model(MODEL, FOLDER), and that folder"
     if not model.source:
         raise ConfigError("This model was made here, and its weights lie in no file.", hint=save)
@@ -137,27 +128,6 @@ def model_name(model: Model | None) -> str | None:
     return model.source
 
 
-def as_number(value: Any, what: str) -> float | None:
-    """A number that was given; None where none was."""
-    if value is not None and (
-        isinstance(value, bool) or not isinstance(_plain(value), (int, float))
-    ):
-        raise ConfigError(f"{what}: {value!r:.60} is no number.", hint=f"{what}=5")
-    return _plain(value)
-
-
-def as_path(value: Any, what: str) -> Path | None:
-    """A path that was given; None where none was."""
-    named = path_name(value, "path", f'{what}="..."')
-    return None if named is None else Path(named)
-
-
-def path_name(value: Any, what: str, hint: str) -> str | None:
-    """What was given as a path or by its name; None where nothing was."""
-    try:
-        name = None if value is None else os.fspath(value)
-    except TypeError:
-        name = b""
-    if isinstance(name, bytes):
-        raise ConfigError(f"A {type(value).__name__} is no {what}.", hint=hint)
-    return name
+def as_path(value: str | os.PathLike[str] | None) -> str | None:
+    """Return a path or a name as text. None if none was given."""
+    return None if value is None else os.fspath(value)

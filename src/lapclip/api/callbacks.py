@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
-from lapclip.errors import ConfigError
 from lapclip.machine.torch_settings import torch_kept
 from lapclip.runs.events import Event
 
@@ -30,16 +29,8 @@ class StopTraining(Exception):
 class CallbackListener:
     """Calls callbacks, and stands between their faults and the run."""
 
-    def __init__(self, callbacks: Sequence[Callback] | Callback | None) -> None:
-        several: Any = [callbacks] if callable(callbacks) else callbacks or ()
-        self._callbacks: list[Callback] = (
-            list(several) if isinstance(several, Iterable) else [several]
-        )
-        for callback in self._callbacks:
-            if not callable(callback):
-                raise ConfigError(
-                    f"callbacks: {callback!r:.60} is no function.", hint="callbacks=[print]"
-                )
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = list(callbacks)
         self._reason: str | None = None
 
     def __call__(self, event: Event) -> None:

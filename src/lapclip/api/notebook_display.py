@@ -32,10 +32,6 @@ class NotebookDisplay:
     def doing(self, what: str) -> None:
         self._bar(what, 0, 0)
 
-    def stage(self, done: int, total: int, what: str, /) -> None:
-        if what:
-            self.doing(f"{done + 1}/{total}  {what}")
-
     def waiting(self, what: str) -> None:
         self._bar(what, 0, 0)
 

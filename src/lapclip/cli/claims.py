@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -12,9 +11,7 @@ from rich.table import Table
 
 from lapclip.cli.display import display, loading
 from lapclip.cli.output import Common, emit, typed
-from lapclip.user_files import COMMENT, check_replaceable, write_user_files
 
-OTHER_FILE = "--markdown with another file"
 STYLES = {"holds": "green", "does not hold": "red", "cannot be measured here": "dim"}
 
 
@@ -23,7 +20,6 @@ def claims(
     only: Annotated[
         tuple[int, ...], Parameter(consume_multiple=True, negative="", show_default=False)
     ] = (),
-    markdown: Path | None = None,
     common: Common | None = None,
 ) -> int:
     """Measure again, on this machine, what was published about training CLIP on a laptop.
@@ -36,24 +32,17 @@ def claims(
 
     - `lapclip claims`
     - `lapclip claims --only 6 9 20`
-    - `lapclip claims --markdown claims.md`
 
     Parameters
     ----------
     only
         Measure the claims of these numbers alone. Example: lapclip claims --only 6 9
-    markdown
-        Write the table to this file as well. Example: lapclip claims --markdown claims.md
     """
-    if markdown is not None:
-        check_replaceable([markdown], OTHER_FILE)  # before what takes minutes
     with loading():
-        from lapclip.tuning.claims import measure_claims, to_markdown
+        from lapclip.tuning.claims import measure_claims
 
     with display() as shown:
-        rows = measure_claims(only, progress=shown.stage)
-    if markdown is not None:
-        write_user_files({markdown: f"{COMMENT}\n{to_markdown(rows)}"}, hint=OTHER_FILE)
+        rows = measure_claims(only, progress=shown.doing)
     emit({"claims": rows}, [table(rows), *summary(rows)], common)
     return 0
 
@@ -86,4 +75,4 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
             *lines,
             f"Next: {typed('train --recipe seed')}, then the claims about a whole run can be measured",
         ]
-    return [*lines, f"Next: {typed('claims --markdown claims.md')}"]
+    return [*lines, f"Next: {typed('claims --json')}"]

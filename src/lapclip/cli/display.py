@@ -36,9 +36,6 @@ class RunDisplay(Protocol):
     def doing(self, what: str) -> None:
         """Called with each thing that takes a moment, before it is begun."""
 
-    def stage(self, done: int, total: int, what: str, /) -> None:
-        """Called with the number of things done and the name of the next, where there are several."""
-
     def waiting(self, what: str) -> None:
         """Called again and again while another process is waited for."""
 
@@ -133,11 +130,6 @@ class Display:
             print(what, file=sys.stderr, flush=True)
             return
         self._show_status(what)
-
-    def stage(self, done: int, total: int, what: str, /) -> None:
-        """Called with the number of things done and the name of the next, where there are several."""
-        if what:
-            self.doing(f"{done + 1}/{total}  {what}")
 
     def waiting(self, what: str) -> None:
         """Called again and again while another process is waited for."""

@@ -33,7 +33,7 @@ class Common:
     json: Annotated[bool, Parameter(negative="", show_default=False)] = False
     """Print one JSON object to stdout; everything for people goes to stderr."""
     debug: Annotated[bool, Parameter(negative="", show_default=False)] = False
-    """Show the traceback of an error, and how long each phase of a run took."""
+    """Show the traceback of an error."""
 
 
 def typed(arguments: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from lapclip.cli.output import Common, emit, typed
-from lapclip.text import moment, printable
+from lapclip.text import moment, printable, short_duration
 
 if TYPE_CHECKING:
     from lapclip.runs.folder import Run
@@ -30,7 +30,7 @@ def runs(*, common: Common | None = None) -> int:
         best = f"{row['best']:.1%}" if row["best"] is not None else "-"
         best_step = f"{row['best_step']:,}" if row["best_step"] is not None else "-"
         started = moment(row["started"])
-        age = _age_text(row["age_seconds"]) if row["age_seconds"] is not None else "-"
+        age = short_duration(row["age_seconds"])
         paused = row["paused"] if row["state"] == "running" else None
         state = "paused" if paused else row["state"]
         name = escape(printable(row["name"]))
@@ -65,10 +65,3 @@ def run_row(run: Run) -> dict[str, Any]:
     status.refresh()
     row = status.row()
     return {**row, "age_seconds": time.time() - row["started"] if row["started"] else None}
-
-
-def _age_text(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"

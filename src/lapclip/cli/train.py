@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -205,22 +204,7 @@ def report_outcome(outcome: Outcome, common: Common | None, whole: str = "in all
         )
     else:
         emit(outcome.to_dict(), summary(outcome, whole), common)
-    if common and common.debug:
-        phases = ", ".join(
-            f"{phase} {seconds:.2f} s" for phase, seconds in outcome.phase_seconds.items()
-        )
-        print(
-            f"Phases: imports and end {_process_seconds() - outcome.seconds:.2f} s, {phases}",
-            file=sys.stderr,
-        )
     return outcome.exit_status
-
-
-def _process_seconds() -> float:
-    """How long this process has lived."""
-    import psutil
-
-    return time.time() - psutil.Process().create_time()
 
 
 def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
@@ -231,12 +215,7 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
             f"Stopped after step {outcome.steps:,} of {outcome.run}; everything is saved.",
             f"Go on: {escape(typed(resume_together(name)))}",
         ]
-    kinds = set(outcome.devices.values())
-    where = (
-        kinds.pop()
-        if len(kinds) == 1
-        else ", ".join(f"{tower} on {at}" for tower, at in outcome.devices.items())
-    )
+    device = outcome.devices["image"]
     return [
         *recall_table(outcome.evaluation),
         *start_lines(outcome.start_evaluation),
@@ -245,7 +224,7 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
         *note_on_chance(outcome.evaluation),
         "",
         f"time          {duration(outcome.training_seconds)} of training, {duration(outcome.seconds)} {whole}",
-        f"speed         {outcome.pairs_per_second:,.0f} pairs/s on {where}",
+        f"speed         {outcome.pairs_per_second:,.0f} pairs/s on {device}",
         f"peak memory   {outcome.peak_memory_bytes / 1e9:.2f} GB",
         f"model kept    that of step {outcome.best_step:,} of {outcome.steps:,}, which did best on val",
         *[f"ended early   {outcome.early}"] * bool(outcome.early),

@@ -36,7 +36,6 @@ from lapclip.commands.train import (
     behaving,
     check_same_start,
     company,
-    competitors,
     embed_final,
     measure,
     note_job,
@@ -177,7 +176,7 @@ def resume(
                 log.append(_resumed(training, skipped, saved["train"].get("shards", 1)))
             del setup  # so that what a fallback replaces is gone
             share_run(training)
-            return run_to_end(training, signals, began, laps, callbacks)
+            return run_to_end(training, signals, began, callbacks)
 
 
 UNCHANGEABLE = ("batch_size", "steps", "epochs", "learning_rate", "seed", "loss", "optimizer")
@@ -433,6 +432,6 @@ def _resumed(training: Training, skipped: list[str], shards: int) -> events.Resu
         batch_size=training.config.train.batch_size,
         checkpoint=f"step-{step:08d}",
         skipped=skipped,
-        notes=[*later, *company(training.run, training.ranks), *competitors()],
+        notes=[*later, *company(training.run, training.ranks)],
         machine=facts.machine_facts(),
     )

@@ -46,12 +46,11 @@ from lapclip.evaluation import note_on_held_out
 from lapclip.loss import LOSSES
 from lapclip.machine.choose_device import candidates, find_device
 from lapclip.machine.device import Device
-from lapclip.machine.other_programs import BUSY_SHARE, OtherPrograms, count_free_cores
 from lapclip.machine.ranks import ALONE, Ranks, under_torchrun
 from lapclip.measure.phases import Laps, Stopwatch
 from lapclip.measure.timing import Timer, Timing
 from lapclip.model.clip import CLIP
-from lapclip.model.freezing import LowRank, freeze
+from lapclip.model.freezing import freeze
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import cache_folder, temporary_folder
 from lapclip.progress import DataProgress, Status
@@ -430,9 +429,6 @@ def set_up(
         if examined:
             examined.result()
     laps.lap("device")
-    other_programs = (
-        OtherPrograms()
-    )  # not before: images are drawn by processes of our own, which have ended by now
     request = replace(request, table=None)  # its memory is the run's
     with memory_explained(ingredients.config):
         plan = make_plan(ingredients.config, ingredients.data, ingredients.tokenizer)
@@ -457,7 +453,6 @@ def set_up(
         device.release_memory()
         device.forget_peak()  # what was tried before the run is not the run's
         setup = assemble(settled, plan, device, callbacks.data_progress, ranks)
-        setup = add_notes(setup, lora_notes(setup.config, setup.step.model))
         if is_partly_frozen(setup.config):
             setup = fit_micro_batch(setup)
         if setup.config.train.minutes:
@@ -472,9 +467,8 @@ def set_up(
         if asked_compile not in (AUTO, setup.config.train.compile)
         else []
     )
-    busy = busy_notes(setup.config.train, device, other_programs()) if ranks is ALONE else []
     setup = replace(setup, reasons=setup.reasons | more_reasons(setup))
-    return add_notes(setup, [*not_compiled, *busy, *device.warnings()])
+    return add_notes(setup, [*not_compiled, *device.warnings()])
 
 
 def more_reasons(setup: RunSetup) -> dict[str, str]:
@@ -488,19 +482,6 @@ def more_reasons(setup: RunSetup) -> dict[str, str]:
     if setup.config.train.phrases and not setup.plan.phrases:
         reasons["train.phrases"] = "not used: no word is in the captions of two images"
     return reasons
-
-
-def busy_notes(train: TrainConfig, device: Device, others: float | None) -> list[str]:
-    """Return a warning if other programs used so much of the cores during set-up that training will be slow."""
-    if others is None or others <= BUSY_SHARE or not device.is_cpu:
-        return []
-    free, threads = count_free_cores(others), int(train.threads)
-    if free >= threads:
-        return []
-    note = f"other programs use {others:.0%} of the cores: steps may take several times as long"
-    if threads > 1:
-        note += f"; --set train.threads={max(1, free)} leaves them theirs"
-    return [note]
 
 
 def check_kernels_early(train: TrainConfig, found: Device) -> None:
@@ -711,22 +692,6 @@ def why_random_heads(setup: RunSetup) -> dict[str, str]:
     return {
         "train.head_start": "heads start at random: only pretrained towers that are frozen, with cached features, can be fitted"
     }
-
-
-def lora_notes(config: Config, model: CLIP) -> list[str]:
-    """Towers that got no addition of low rank, because there is no attention in them."""
-    if not config.train.lora_rank:
-        return []
-    towers = {"image": model.image, "text": model.text}
-    bare = [
-        name
-        for name, tower in towers.items()
-        if not any(isinstance(part, LowRank) for part in tower.modules())
-    ]
-    return [
-        f"the {name} tower has no attention to add to: but for its head it stays as it is"
-        for name in bare
-    ]
 
 
 def fit_micro_batch(setup: RunSetup) -> RunSetup:

@@ -13,8 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +60,7 @@ from lapclip.runs.events import Event, EventLog, mapping, read_events
 from lapclip.runs.folder import Run, TrainRequest, check_name, create_run
 from lapclip.runs.heartbeat import (
     Pulse,
-    at_work_path,
     beat_of,
-    others_at_work,
     write_beat,
 )
 from lapclip.runs.messages import LineWriter
@@ -129,14 +126,14 @@ def begin(
         signals = stack.enter_context(stop_signals())
         log = stack.enter_context(recording(run, callbacks, setup.config))
         training = start_training(run, setup, log, ranks)
-        notes = [*setup.notes, *company(run, ranks), *competitors()]
+        notes = [*setup.notes, *company(run, ranks)]
         if setup.config.work.polite:
             notes.append(POLITE_NOTE)
         laps.lap("folder")
         log.append(started(training, setup, notes, laps))
         del setup  # so that what a fallback replaces is gone
         share_run(training)
-        return run_to_end(training, signals, began, laps, callbacks)
+        return run_to_end(training, signals, began, callbacks)
 
 
 @contextmanager
@@ -328,8 +325,6 @@ class Outcome:
     """How the trained model that it began with scores; None where there was none."""
     short_questions: dict[str, Any] | None = None
     """How well words and phrases find their images; None where there are too few."""
-    phase_seconds: dict[str, float] = field(default_factory=dict)
-    """How long each phase of the command took, from its settings to its last evaluation."""
     signal: int | None = None
     """The signal that asked the run to end, perhaps when nothing was left to stop."""
 
@@ -345,7 +340,7 @@ class Outcome:
 @contextmanager
 def working_on(run: Run) -> Iterator[None]:
     """Work on a run alone, with a sign of life for others."""
-    beats = Pulse([run.pulse, at_work_path()], str(run.path.absolute()))
+    beats = Pulse(run.pulse, str(run.path.absolute()))
     with run.lock(), beats:
         yield
 
@@ -402,13 +397,11 @@ def start_training(
     )
 
 
-def run_to_end(
-    training: Training, signals: Signals, began: float, laps: Laps, callbacks: Callbacks
-) -> Outcome:
+def run_to_end(training: Training, signals: Signals, began: float, callbacks: Callbacks) -> Outcome:
     """Train to the end or to a signal, then score the best model."""
     training.stop_reason = lambda: signals.reason() or callbacks.stop_reason()
     try:
-        evaluation = persist(training, partial(finish, laps=laps), build_again)
+        evaluation = persist(training, finish, build_again)
         if evaluation is None:
             training.ranks.check_stop(training.stopped_by)
     except Exception as error:
@@ -425,7 +418,6 @@ def run_to_end(
         raise
     record_truth(training)
     done = training.progress
-    laps.lap("training" if evaluation is None else "last evaluation")
     return Outcome(
         run=str(training.run.path),
         state="stopped" if evaluation is None else "finished",
@@ -442,7 +434,6 @@ def run_to_end(
         evaluation=evaluation,
         start_evaluation=training.start_evaluation,
         short_questions=training.short_questions,
-        phase_seconds=laps.seconds,
         signal=signals.received,
     )
 
@@ -481,9 +472,8 @@ def embed_final(training: Training) -> Final:
     return Final(best, embedded, *asked, start_embedded)
 
 
-def finish(training: Training, laps: Laps) -> dict[str, Any]:
+def finish(training: Training) -> dict[str, Any]:
     """Score the best model, and a trained start as well; record the end."""
-    laps.lap("training")
     final, split = embed_final(training), training.data.final[0]
     training.ranks.close()
     training.ranks = ALONE  # the others have done all there was for them to do
@@ -566,14 +556,6 @@ def _calibrate(training: Training, best: Embedder, embedded: Vectors) -> None:
         calibration, data=training.config.data.source, split="val", is_own_val=True
     )
     keep_calibration(calibration, training.run.calibration)
-
-
-def competitors() -> list[str]:
-    """A warning for each other run at work on this computer."""
-    return [
-        f"another run is at work on this computer, {beat.about}: both are slower than alone"
-        for beat in others_at_work()
-    ]
 
 
 def started(training: Training, setup: RunSetup, notes: list[str], laps: Laps) -> events.Started:

@@ -12,7 +12,6 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,8 +35,6 @@ LATE = 60.0
 """Seconds without a beat after which a process on another computer counts as dead."""
 BEATS_WATCHED = 2
 """Beats that a process on another computer may miss while it is watched: its disk may be slow."""
-AT_WORK, USING = "at-work", "using"
-"""What a process reports about itself to others of this computer: it trains, or it uses the model of a run."""
 CLOCK_STEP = 2.5
 """Seconds by which two readings of when a process began may differ: the boot time has whole seconds."""
 LONG_DEAD = 86_400.0
@@ -135,10 +132,10 @@ def write_beat(path: Path, beat: Beat) -> None:
 
 
 class Pulse:
-    """Writes beats to some files from the beginning of a `with` to its end."""
+    """Writes beats to a file from the beginning of a `with` to its end."""
 
-    def __init__(self, paths: Sequence[Path], about: str = "") -> None:
-        self._paths, self._about = paths, about
+    def __init__(self, path: Path, about: str = "") -> None:
+        self._path, self._about = path, about
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lapclip-pulse", daemon=True)
 
@@ -150,45 +147,39 @@ class Pulse:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        for path in self._paths:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
 
     def _beat(self) -> None:
         while not self._over.wait(EVERY):
             self._write()
 
     def _write(self) -> None:
-        beat = beat_of(os.getpid(), self._about)
-        for path in self._paths:
-            write_beat(path, beat)
-
-
-def at_work_path(kind: str = AT_WORK, about: str = "") -> Path:
-    """Where this process writes what it does, for commands in any other folder of this computer."""
-    part = f" {digest_of_bytes(os.fsencode(about))[:16]}" if about else ""
-    return cache_folder() / kind / f"{platform.node()} {os.getpid()}{part}.json"
+        write_beat(self._path, beat_of(os.getpid(), self._about))
 
 
 def using(run: Path) -> Pulse:
     """Mark a run as used by this process while the `with` block lasts, so that `clean` leaves it alone."""
     about = os.path.realpath(run)
-    return Pulse([at_work_path(USING, about)], about)
+    part = digest_of_bytes(os.fsencode(about))[:16]
+    return Pulse(_using_folder() / f"{platform.node()} {os.getpid()} {part}.json", about)
 
 
 def runs_in_use() -> set[str]:
-    """Return the real paths of runs whose models other processes of this computer use."""
-    return {beat.about for beat in others_at_work(USING)}
+    """Return the real paths of runs whose models other processes of this computer use.
 
-
-def others_at_work(kind: str = AT_WORK) -> list[Beat]:
-    """The other processes that do so on this computer now; what the dead left behind is removed."""
-    found = []
-    for path in sorted(at_work_path(kind).parent.glob("*.json")):
+    Removes the files of processes that have ended.
+    """
+    in_use = set()
+    for path in sorted(_using_folder().glob("*.json")):
         beat = read_beat(path)
         if beat is None or not beat.alive:
             with suppress(OSError):
                 path.unlink()
         elif beat.is_here and beat.process != os.getpid():  # a home may be shared by computers
-            found.append(beat)
-    return found
+            in_use.add(beat.about)
+    return in_use
+
+
+def _using_folder() -> Path:
+    return cache_folder() / "using"

@@ -331,26 +331,15 @@ def test_the_command_measures_some_and_prints_json(here: Path) -> None:
     assert "The model as written" in done.stderr  # what is measured is named while it is
 
 
-def test_the_command_prints_a_table_and_writes_markdown(here: Path) -> None:
-    done = lapclip("claims", "--only", "27", "--only", "29", "--markdown", "table.md")
+def test_the_command_prints_a_table(here: Path) -> None:
+    done = lapclip("claims", "--only", "27", "--only", "29")
     assert done.returncode == 0, done.stderr
     assert "does not" in done.stdout
     assert "Next: " in done.stdout
-    text = (here / "table.md").read_text()
-    assert text.count("\n") == 6
-    assert "| 29 |" in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--only", "99"], "no claim 99"),
-        (["--only", "28", "--markdown", "file/table.md"], "Cannot write file"),
-    ],
-)
-def test_bad_input_is_refused_in_a_few_lines(here: Path, arguments: list[str], words: str) -> None:
-    (here / "file").touch()
-    refused = lapclip("claims", *arguments)
+def test_an_unknown_claim_is_refused_in_a_few_lines(here: Path) -> None:
+    refused = lapclip("claims", "--only", "99")
     assert refused.returncode == 2
-    assert words in refused.stderr
+    assert "no claim 99" in refused.stderr
     assert "Traceback" not in refused.stderr

@@ -14,7 +14,7 @@ from typing import Any
 
 from lapclip.errors import ConfigError, first_line
 from lapclip.machine.choose_device import default_threads, prepare_device
-from lapclip.progress import StageProgress
+from lapclip.progress import Status
 from lapclip.tuning.claims import arithmetic, finished_runs, operations, steps
 from lapclip.tuning.claims.bench import Bench
 from lapclip.tuning.claims.finding import UNKNOWN, CannotMeasure, Finding
@@ -87,7 +87,9 @@ def read_claims() -> list[Claim]:
 
 
 def measure_claims(
-    numbers: Iterable[int] = (), bench: Bench | None = None, progress: StageProgress | None = None
+    numbers: Iterable[int] = (),
+    bench: Bench | None = None,
+    progress: Status = lambda what: None,
 ) -> list[dict[str, Any]]:
     """Measure the claims of these numbers, or all, and return a row of JSON for each."""
     claims = {claim.number: claim for claim in read_claims()}
@@ -103,11 +105,8 @@ def measure_claims(
     rows = {}
     for number in sorted(chosen, key=lambda number: number != MEASURED_FIRST):
         claim = claims[number]
-        if progress:
-            progress(len(rows), len(chosen), f"{number}. {claim.claim}")
+        progress(f"{len(rows) + 1}/{len(chosen)}  {number}. {claim.claim}")
         rows[number] = to_row(claim, check_claim(number, bench))
-    if progress:
-        progress(len(rows), len(chosen), "")
     return [rows[number] for number in chosen]
 
 
@@ -130,13 +129,3 @@ def to_row(claim: Claim, finding: Finding) -> dict[str, Any]:
     if claim.background:
         row["reason"] = f"{finding.reason}; {claim.background}"
     return row
-
-
-def to_markdown(rows: list[dict[str, Any]]) -> str:
-    """Return the claims as a Markdown table."""
-    lines = ["| # | claim | published | here | verdict | why |", "|---|---|---|---|---|---|"]
-    columns = ("number", "claim", "published", "here", "verdict", "reason")
-    for row in rows:
-        cells = [str(row[column] or "-").replace("|", "\\|") for column in columns]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
