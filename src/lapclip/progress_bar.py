@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,13 +31,16 @@ class LiveHtml:
         self._handle: Any = None
         self._shown = 0.0
 
-    def show(self, markup: str, *, now: bool = False) -> None:
-        """Replace what is there; unless it has to be `now`, not more often than a person sees."""
-        from IPython.display import HTML, display  # pyright: ignore[reportMissingImports]  (a notebook has it)
-
-        if not now and time.monotonic() - self._shown < EVERY:
+    def show(self, markup: str) -> None:
+        """Replace what is there, not more often than a person sees."""
+        if time.monotonic() - self._shown < EVERY:
             return
         self._shown = time.monotonic()
+        self._replace(markup)
+
+    def _replace(self, markup: str) -> None:
+        from IPython.display import HTML, display  # pyright: ignore[reportMissingImports]  (a notebook has it)
+
         if self._handle is None:
             self._handle = display(HTML(markup), display_id=True)
         else:
@@ -46,19 +49,13 @@ class LiveHtml:
     def clear(self) -> None:
         """Show nothing any more, if anything was shown."""
         if self._handle is not None:
-            self.show("", now=True)
+            self._replace("")
 
 
-def bar_html(what: str, done: int, total: int, text: str = "", lines: Sequence[str] = ()) -> str:
-    """A bar with what is done beside it, and lines of text above."""
-    above = "".join(f"<div>{html.escape(line)}</div>" for line in lines)
-    count = f"{done:,} of {total:,}" if total else ""
-    bar = f'<progress style="width:16em" max="{total}" value="{done}"></progress>' if total else ""
-    words = [part for part in (what, count, text) if part]
-    return (
-        f'<div style="font-family:var(--jp-code-font-family,monospace);font-size:.9em">{above}'
-        f"<div>{bar} {html.escape('  '.join(words))}</div></div>"
-    )
+def bar_html(what: str, done: int, total: int) -> str:
+    """Return a bar with what is done beside it."""
+    bar = f'<progress style="width:16em" max="{total}" value="{done}"></progress>'
+    return f"<div>{bar} {html.escape(what)}  {done:,} of {total:,}</div>"
 
 
 @contextmanager

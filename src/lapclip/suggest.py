@@ -30,27 +30,19 @@ NOT_FOR_READING = {"data.source", "data.stream", "data.tokenizer", "data.vocabul
 
 
 def quoted(word: str) -> str:
-    """Return a word as a shell takes it unchanged.
+    """Return a word as a shell takes it unchanged, with "?" for what cannot be printed.
 
     On Windows both cmd and PowerShell take double quotes. What would end them, or run inside of
-    them, becomes "?".
+    them, becomes "?" as well.
     """
-    if os.name == "nt":
-        return _quoted_on_windows(word)
-    if word.isprintable():
-        return shlex.quote(word)
-    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
-    letters = []
-    for byte in os.fsencode(escaped):
-        letters.append(chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}")
-    return f"$'{''.join(letters)}'"
+    word = "".join(letter if letter.isprintable() else "?" for letter in word)
+    return _quoted_on_windows(word) if os.name == "nt" else shlex.quote(word)
 
 
 def _quoted_on_windows(word: str) -> str:
     if re.fullmatch(r"[\w+=:./\\-]+", word, re.ASCII):
         return word
     word = re.sub(r'["`\u201c\u201d\u201e]|\$(?=[({])', "?", word)
-    word = "".join(letter if letter.isprintable() else "?" for letter in word)
     trailing = len(word) - len(word.rstrip("\\"))  # doubled, or they would escape the quote
     return f'"{word}{word[len(word) - trailing :]}"'
 

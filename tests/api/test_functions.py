@@ -13,9 +13,7 @@ import torch
 from PIL import Image
 
 import lapclip
-from lapclip.api.notebook_display import NotebookDisplay
 from lapclip.errors import ConfigError, RunError, SearchError
-from lapclip.progress_bar import LiveHtml
 from lapclip.weights import published_models
 
 from ..conftest import lapclip as run_command
@@ -111,18 +109,6 @@ def test_without_progress_nothing_is_printed_while_a_model_is_fetched(
             lapclip.search(here, "vit-b-32-openai", progress=progress, yes=True)
         assert ("fetching" in capsys.readouterr().err) == progress
     assert told == [False, True]
-
-
-def test_a_notebook_shows_what_a_terminal_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[str] = []
-    monkeypatch.setattr(LiveHtml, "show", lambda self, markup, *, now=False: shown.append(markup))
-    display = NotebookDisplay()
-    for what in ("reads phrases", "packing"):
-        display.data_progress(1, 2, what)
-    display.doing("the first")
-    assert "reads phrases  1 of 2" in shown[0]
-    assert "packing images  1 of 2" in shown[1]
-    assert "the first" in shown[2]
 
 
 def test_a_folder_is_asked_and_answers_with_images(

@@ -25,9 +25,8 @@ from lapclip.api.arguments import (
 )
 from lapclip.api.callbacks import Callback, CallbackListener
 from lapclip.api.folder_search import FolderSearch
-from lapclip.api.notebook_display import NotebookDisplay
 from lapclip.api.training_run import TrainingRun
-from lapclip.cli.display import RunDisplay, display
+from lapclip.cli.display import Display, display
 from lapclip.commands import evaluate as evaluating
 from lapclip.commands import export as exporting
 from lapclip.commands import resume as resuming
@@ -39,7 +38,6 @@ from lapclip.config import flag_settings, recipe_for
 from lapclip.errors import ConfigError, RunBusy
 from lapclip.machine.ranks import under_torchrun
 from lapclip.machine.torch_settings import compute_in_float32, plain_thread, torch_kept
-from lapclip.progress_bar import in_notebook
 from lapclip.report.document import table_html
 from lapclip.report.evaluation_report import class_table, recall_table
 from lapclip.runs.folder import find_run
@@ -147,7 +145,7 @@ def train(
     callbacks
         Functions that are called with each event of the run (`lapclip.Callback`).
     progress
-        Show how far it is, in a terminal, in a notebook or as lines.
+        Show how far it is: as a bar in a terminal, elsewhere as lines.
     yes
         Fetch a published model without asking.
 
@@ -417,14 +415,14 @@ def search(
         )
 
 
-def _have(model: str | None, shown: RunDisplay | None, *, yes: bool) -> None:
+def _have(model: str | None, shown: Display | None, *, yes: bool) -> None:
     """Fetch the published model of that name, where it is not here yet."""
     have_model(model, yes=yes, counting=shown.counting if shown else None)
     if shown:
         shown.close()  # what was fetched is over, and there may be a question about the next one
 
 
-def _callbacks(shown: RunDisplay | None, listener: CallbackListener) -> Callbacks:
+def _callbacks(shown: Display | None, listener: CallbackListener) -> Callbacks:
     if shown is None:
         return Callbacks([listener], stop_reason=listener.stop_reason)
     return Callbacks(
@@ -443,23 +441,17 @@ def _ended(outcome: training.Outcome) -> TrainingRun:
 
 
 @contextmanager
-def _shown(progress: bool) -> Iterator[RunDisplay | None]:
+def _shown(progress: bool) -> Iterator[Display | None]:
     """Where progress is shown, if anywhere."""
     if not progress:
         yield None
-    elif in_notebook():
-        shown = NotebookDisplay()
-        try:
-            yield shown
-        finally:
-            shown.close()
-    else:
-        with display() as shown:
-            yield shown
+        return
+    with display() as shown:
+        yield shown
 
 
 @contextmanager
-def _working(progress: bool) -> Iterator[RunDisplay | None]:
+def _working(progress: bool) -> Iterator[Display | None]:
     """Train or tune alone in this process, and leave torch as it was: a notebook goes on with other things."""
     if under_torchrun():
         raise ConfigError("lapclip.train is for one process.", hint="torchrun ... -m lapclip train")

@@ -10,14 +10,8 @@ from typing import TYPE_CHECKING, Any
 from lapclip.config import SECTIONS
 from lapclip.report import write_report
 from lapclip.report.document import (
-    Block,
     Plot,
-    Report,
-    Section,
-    Sentences,
-    escaped,
     table_html,
-    to_html,
 )
 from lapclip.report.plots import plotly_figure
 from lapclip.report.run_plots import learning_sections
@@ -26,7 +20,6 @@ from lapclip.runs.folder import Run
 from lapclip.runs.summary import Summary, summarise
 from lapclip.runs.view import RunView, view_of
 from lapclip.text import count, path_from_here, percent
-from lapclip.user_files import write_user_files
 
 if TYPE_CHECKING:
     from lapclip.embedder import Encoder
@@ -99,7 +92,7 @@ class TrainingRun:
     def plot(self, name: str = "recall") -> RunPlot:
         """Return a chart of the run, which a notebook shows: `loss`, `recall` or `temperature`.
 
-        `run.plot().save("run.html")` writes it as a page, and `run.report()` has more.
+        `run.report()` writes a page with this and more.
         """
         if name not in PLOTS:
             raise ValueError(f"There is no plot {name!r}. Known: {', '.join(PLOTS)}.")
@@ -115,13 +108,6 @@ class TrainingRun:
 
     def __repr__(self) -> str:
         return f"<TrainingRun {path_from_here(self.path)}: {', '.join(self._facts().values())}>"
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f'<tr><th style="text-align:left">{escaped(name)}</th><td style="text-align:left">{escaped(text)}</td></tr>'
-            for name, text in {"run": path_from_here(self.path), **self._facts()}.items()
-        )
-        return f"<table>{rows}</table>"
 
     def _facts(self) -> dict[str, str]:
         view = self._view()
@@ -148,19 +134,9 @@ class RunPlot:
     def __init__(self, name: str, plot: Plot | None) -> None:
         self.name, self._plot = name, plot
 
-    @property
-    def html(self) -> str:
-        """The chart as a page of its own."""
-        blocks: list[Block] = [self._plot] if self._plot else [Sentences([NO_STEP])]
-        return to_html(Report(f"Run {self.name}", "", sections=[Section("Curves", blocks)]))
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page to a file."""
-        return write_user_files({Path(path): self.html}, hint="another path")[0]
-
     def __repr__(self) -> str:
         title = self._plot.title.lower() if self._plot else "nothing yet"
-        return f"<RunPlot of {self.name}: {title}; a notebook shows it, save(PATH) writes a page>"
+        return f"<RunPlot of {self.name}: {title}; a notebook shows it>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         if self._plot is None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any, Protocol, TextIO, cast
+from typing import IO, Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -21,32 +21,6 @@ from lapclip.text import duration
 
 EVERY = 10.0
 """Seconds between two lines about what is being done, where there is no terminal."""
-
-
-class RunDisplay(Protocol):
-    """Where a run and other work are shown: in a terminal, or below a notebook's cell."""
-
-    def data_progress(self, done: int, total: int, what: str = "drawing", /) -> None:
-        """Called while images are made; `what` is being done to them, or to captions, if it says so."""
-
-    def counting(self, what: str) -> Callable[[int, int], None]:
-        """A callback for how much is done and how much there is, while images are embedded or examined."""
-        ...
-
-    def doing(self, what: str) -> None:
-        """Called with each thing that takes a moment, before it is begun."""
-
-    def waiting(self, what: str) -> None:
-        """Called again and again while another process is waited for."""
-
-    def tuning_progress(self, what: str) -> None:
-        """Called while settings are tried."""
-
-    def __call__(self, event: Event) -> None:
-        """Called with each event of the run."""
-
-    def close(self) -> None:
-        """Leave nothing behind that is over."""
 
 
 class ClosableTerminal:
@@ -96,7 +70,7 @@ class Display:
         self._batch_size = 0
         self._total_steps = 0
         self._rate_start = (0, 0.0)  # step and time from which the rate is measured
-        self._doing, self._waiting_announced = ("", 0), False
+        self._doing = ("", 0)
         self._status: Status | None = None
         self._printed = -EVERY
 
@@ -132,20 +106,15 @@ class Display:
         self._show_status(what)
 
     def waiting(self, what: str) -> None:
-        """Called again and again while another process is waited for."""
+        """Called again and again while something goes on whose end is not known."""
         if self._lines:
-            if not self._waiting_announced:
-                print(what, file=sys.stderr, flush=True)
-            self._waiting_announced = True
+            self._print_now_and_then(what)
             return
         self._show_status(what)
 
     def tuning_progress(self, what: str) -> None:
         """Called while settings are tried; what is being timed comes and goes on one line."""
-        if self._lines:
-            self._print_now_and_then(f"measuring this machine: {what}")
-            return
-        self._show_status(f"measuring this machine: {what}")
+        self.waiting(f"measuring this machine: {what}")
 
     def __call__(self, event: Event) -> None:
         """Show an event of the run."""

@@ -315,20 +315,6 @@ def unused_settings(request: Request, config: Config, initial: InitialWeights | 
     return [f"not used in this run: {', '.join(names)}"] if names else []
 
 
-def rate_warnings(config: Config, initial: InitialWeights | None) -> list[str]:
-    """A learning rate that is known to destroy pretrained weights, before the run does so."""
-    train = config.train
-    locked = train.image_blocks == 0 and train.text_blocks == 0
-    most = highest_rate(config)
-    rate = train.learning_rate * train.tower_share
-    if initial is None or locked or rate <= most:
-        return []
-    return [
-        f"the towers' learning rate, {rate:g}, is far above what pretrained weights stand (about {most / 5:g}): they "
-        f"may forget what they know; --set train.tower_share={most / 5 / train.learning_rate:.2g}"
-    ]
-
-
 def seen_before_warnings(config: Config, data: DataSet) -> list[str]:
     """Held-out images that the model to start from has learnt from: they are no test, and no score would show it."""
     found = {
@@ -520,7 +506,7 @@ def gather(request: Request, progress: DataProgress | None, ranks: Ranks = ALONE
             config, request.layers
         )  # a new text tower is as large as its vocabulary
     config, why_steps = count_steps(config, data, tokenizer)
-    warnings = [*rate_warnings(config, initial), *seen_before_warnings(config, data)]
+    warnings = seen_before_warnings(config, data)
     return Ingredients(
         recipe=request.recipe,
         asked=request.given,
