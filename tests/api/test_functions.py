@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +56,13 @@ def test_a_model_that_was_loaded_is_taken_where_a_name_is(
     model.source = ""
     with pytest.raises(ConfigError, match="in no file"):
         lapclip.search(here, model, progress=False)
-    calls: list[Callable[[Any], Any]] = [
-        lapclip.evaluate,
-        lapclip.export,
-        lapclip.open_run,
-        lapclip.resume,
-    ]
-    for call in calls:
-        with pytest.raises(ConfigError, match="int is no"):
-            call(3)
     with pytest.raises(RunError, match="Did you mean mine"):
         lapclip.load("mime")
 
 
-@pytest.mark.parametrize("templates", ["a {} | a photo of a {}.", ["a {}", "b|{}"], [3]])
+@pytest.mark.parametrize("templates", ["a {} | a photo of a {}.", ["a {}", "b|{}"]])
 def test_templates_are_sentences(templates: Any, run: lapclip.TrainingRun, here: Path) -> None:
-    with pytest.raises(ConfigError, match=r"templates: .*(vertical bar|no text)"):
+    with pytest.raises(ConfigError, match=r"templates: .*vertical bar"):
         lapclip.evaluate(run, templates=templates, progress=False)
 
 
@@ -143,9 +133,6 @@ def test_a_folder_is_asked_and_answers_with_images(
     assert "closed" in repr(photos)
     with pytest.raises(SearchError, match="closed"):
         photos.ask("a cat")
-    for folder in (None, 17):
-        with pytest.raises(ConfigError):
-            lapclip.search(folder, run, progress=False)  # pyright: ignore[reportArgumentType]
 
 
 def test_data_in_memory_stays_while_it_is_scored(

@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from lapclip.api.training_run import TrainingRun
 from lapclip.cli.app import app
-from lapclip.errors import ConfigError
 
 from ..conftest import SMALL, lapclip, set_flags
 from ..small_runs import photos
@@ -171,16 +169,6 @@ def test_an_older_result_is_replaced_and_a_full_disk_leaves_it(name: str, workpl
 
 def written(case: Case) -> list[Path]:
     return [path for path in map(Path, case.targets) if path.is_file()]
-
-
-def test_a_plot_replaces_an_older_plot_alone(workplace: Path) -> None:
-    plot = TrainingRun("runs/mine").plot()
-    saved = plot.save("plot.html")
-    assert plot.save(saved) == saved
-    saved.write_text("mine", encoding="utf-8")
-    with pytest.raises(ConfigError, match="left alone"):
-        plot.save(saved)
-    assert saved.read_text(encoding="utf-8") == "mine"
 
 
 def test_a_link_is_left_alone(workplace: Path) -> None:
