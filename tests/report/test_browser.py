@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from lapclip.paths import cache_folder
 from lapclip.report import write_report
-from lapclip.report.comparison_report import comparison_file
+from lapclip.report.comparison_report import COMPARISON
 
 from ..browsing import needs_browser
 from .conftest import Events
@@ -32,7 +33,7 @@ def test_charts_are_drawn_without_errors_or_requests(
         return sensed(300.0, None)(events)
 
     run_with(poison)
-    comparison_file().write_text(json.dumps(comparison()), encoding="utf-8")
+    (cache_folder() / COMPARISON).write_text(json.dumps(comparison()), encoding="utf-8")
     (path, _), _ = write_report(None, None)
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     told: list[str] = []

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from lapclip.paths import cache_folder
 from lapclip.report import write_report
-from lapclip.report.comparison_report import comparison_file
+from lapclip.report.comparison_report import COMPARISON
 
 from ..conftest import lapclip
 from .pages import Page
@@ -67,10 +68,10 @@ def comparison(places: list[tuple[str, str]] | None = None) -> dict[str, Any]:
 @pytest.fixture
 def save(here: Path, empty_cache: Path) -> Callable[[Any], Path]:
     def write(saved: Any) -> Path:
-        comparison_file().write_text(
+        (cache_folder() / COMPARISON).write_text(
             saved if isinstance(saved, str) else json.dumps(saved), encoding="utf-8"
         )
-        return comparison_file()
+        return cache_folder() / COMPARISON
 
     return write
 
@@ -88,7 +89,7 @@ def test_without_a_run_the_comparison_is_reported(save: Callable[[Any], Path]) -
     assert "20 times the GPU" in page.text
     text = Path("lapclip-comparison.md").read_text(encoding="utf-8")
     assert "A \\<chip\\>" in text
-    assert "| predicted step |" in text
+    assert "| cpu, predicted, ms |" in text
 
 
 def test_the_map_names_the_fastest_and_its_factor(save: Callable[[Any], Path]) -> None:
@@ -124,21 +125,6 @@ def test_one_device_compares_its_precisions(save: Callable[[Any], Path]) -> None
     assert "bfloat16 2 times" in page.text
 
 
-def test_threads_compete_on_the_map_and_the_best_of_them_is_drawn(
-    save: Callable[[Any], Path],
-) -> None:
-    saved = comparison([("cpu", "float32")])
-    saved["cells"] += [{**cell, "threads": 1, "ms": cell["ms"] * 1.5} for cell in saved["cells"]]
-    save(saved)
-    (path, _), _ = write_report(None, None)
-    page = Page(path)
-    assert "float32, 2 threads 1.5 times" in page.text
-    names = [trace["name"] for trace in page.charts["plot-2"]["data"]]
-    assert names == ["float32", "float32, fit", "float32, predicted"]
-    expected = milliseconds(("cpu", "float32"), SIZES[-1], 16)
-    assert page.charts["plot-2"]["data"][1]["y"][-1] == pytest.approx(expected)
-
-
 def test_curves_have_dots_a_fit_and_dashed_predictions(save: Callable[[Any], Path]) -> None:
     save(comparison())
     (path, _), _ = write_report(None, None)
@@ -168,7 +154,7 @@ def test_a_run_s_report_holds_the_comparison(
     run_with: Callable[..., Path], empty_cache: Path
 ) -> None:
     run_with()
-    comparison_file().write_text(json.dumps(comparison()), encoding="utf-8")
+    (cache_folder() / COMPARISON).write_text(json.dumps(comparison()), encoding="utf-8")
     (path, _), warnings = write_report(None, None)
     assert warnings == []
     page = Page(path)
@@ -183,7 +169,7 @@ def test_a_damaged_comparison_is_left_out_with_a_warning(
     run_with: Callable[..., Path], damaged: str
 ) -> None:
     run_with()
-    comparison_file().write_text(damaged, encoding="utf-8")
+    (cache_folder() / COMPARISON).write_text(damaged, encoding="utf-8")
     done = lapclip("report", "--json")
     assert done.returncode == 0, done.stderr
     assert "compare.json" in done.stderr

@@ -119,12 +119,6 @@ def _tables(result: dict[str, Any]) -> list[str]:
         lines += _classes(result["zeroshot"])
     if before := result.get("before"):
         lines += ["", escape(before["summary"]), ""]
-    geometry = result["geometry"]
-    lines.append(
-        f"[bold]{'embeddings':<35}[/bold]     gap  alignment  uniformity of images  of captions"
-    )
-    spread = f"{geometry['uniformity_pictures']:>24.2f}{geometry['uniformity_captions']:>13.2f}"
-    lines.append(f"{'':<35}{geometry['modality_gap']:>8.2f}{geometry['alignment']:>11.2f}{spread}")
     return lines
 
 

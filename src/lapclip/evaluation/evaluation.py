@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lapclip.data.dataset import Pairs
-from lapclip.evaluation.geometry import geometry, similarities, similarity_histograms
+from lapclip.evaluation.geometry import similarities
 from lapclip.evaluation.hard_negatives import most_confused, negatives
 from lapclip.evaluation.ranks import best_images, ranks
 from lapclip.evaluation.retrieval import ceilings, in_batches, retrieval_of
@@ -27,9 +27,8 @@ def evaluate_pairs(
     pairs: Pairs,
     batch_size: int | None,
 ) -> dict[str, Any]:
-    """Retrieval both ways, hard negatives, geometry, and what the model answers to a few captions."""
+    """Retrieval both ways, hard negatives, and what the model answers to a few captions."""
     t2i_M, i2t_N = ranks(image_NE, text_ME, image_M)
-    asked = np.bincount(image_M, minlength=len(image_NE)) > 0
     return {
         "evaluation": {
             **retrieval_of(t2i_M, i2t_N, image_M, among_1000=True),
@@ -38,12 +37,6 @@ def evaluate_pairs(
         },
         "ceilings": ceilings(pairs.captions),
         "negatives": negatives(image_NE, text_ME, image_M, pairs.captions),
-        "geometry": geometry(image_NE, text_ME, image_M),
-        "histograms": {
-            "t2i_ranks": rank_histogram(t2i_M, len(image_NE)),
-            "i2t_ranks": rank_histogram(i2t_N[asked], len(text_ME)),
-            "similarities": similarity_histograms(image_NE, text_ME, image_M),
-        },
         "confused": most_confused(image_NE, text_ME, image_M, pairs.captions),
         "examples": examples(image_NE, text_ME, image_M, t2i_M, pairs.captions),
     }
@@ -52,7 +45,7 @@ def evaluate_pairs(
 def evaluate_classes(
     image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarray, classes: Sequence[str]
 ) -> dict[str, Any]:
-    """Zero-shot classification, geometry, and the images that are most surely taken for another class."""
+    """Zero-shot classification, and the images that are most surely taken for another class."""
     answers = class_answers(image_NE, class_CE, label_N)
     mistaken = np.flatnonzero(answers.guess_N != label_N)
     surest_first = mistaken[
@@ -69,7 +62,6 @@ def evaluate_classes(
             })  # fmt: skip
     return {
         "zeroshot": zeroshot_of(answers, label_N, classes),
-        "geometry": geometry(image_NE, class_CE, np.arange(len(label_N)), label_N),
         "mistaken": shown,
     }
 
@@ -96,22 +88,4 @@ def examples(
             ],
         }
         for row, answer in zip(rows, zip(found, scores, strict=True), strict=True)
-    ]
-
-
-def rank_histogram(rank_Q: np.ndarray, candidates: int) -> list[dict[str, Any]]:
-    """Shares of questions whose right answer comes first, up to fifth, tenth, fiftieth and so on."""
-    lasts = [1, 5]
-    while lasts[-1] < candidates:
-        lasts.append(lasts[-1] * (2 if str(lasts[-1])[0] == "5" else 5))
-    lasts[-1] = max(candidates, 1) if len(lasts) > 1 and lasts[-1] > candidates else lasts[-1]
-    firsts = [1, *(last + 1 for last in lasts[:-1])]
-    return [
-        {
-            "first": first,
-            "last": last,
-            "share": float(((rank_Q >= first) & (rank_Q <= last)).mean()),
-        }
-        for first, last in zip(firsts, lasts, strict=True)
-        if first <= candidates
     ]

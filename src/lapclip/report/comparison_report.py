@@ -5,9 +5,7 @@ Read with care: what is missing or odd is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lapclip.paths import cache_folder, read_json
@@ -22,11 +20,13 @@ from lapclip.text import (
     milliseconds,
     number,
     parameters,
-    percent,
     significant,
     size,
     times,
 )
+
+COMPARISON = "compare.json"
+"""File in the cache folder where `lapclip compare` saves its result."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,7 @@ class TimedCell:
     """A cell of the comparison that has a time."""
 
     contestant: str
-    """Who wins or loses: a device; where there is one only, a precision, with its threads if they vary."""
-    group: str
-    """The same without threads: fits and predictions are of the best."""
+    """A device or, if there is only one, a precision."""
     device: str
     dtype: str
     parameters: float
@@ -44,14 +42,9 @@ class TimedCell:
     ms: float
 
 
-def comparison_file() -> Path:
-    """Where `lapclip compare` saves its result."""
-    return cache_folder() / "compare.json"
-
-
 def read_comparison() -> tuple[dict[str, Any] | None, str | None]:
     """The saved comparison, if there is one, and a warning if it cannot be read."""
-    path = comparison_file()
+    path = cache_folder() / COMPARISON
     try:
         saved = read_json(path)
     except FileNotFoundError:
@@ -64,40 +57,18 @@ def read_comparison() -> tuple[dict[str, Any] | None, str | None]:
 
 
 def timed_cells(saved: dict[str, Any]) -> list[TimedCell]:
-    """The cells that ran. Devices compete; where there is one only, its precisions and thread counts do."""
+    """Return the cells that ran. Devices compete or, if there is only one, its precisions."""
     raw = [cell for cell in mappings(saved.get("cells")) if not cell.get("skipped")]
-    alone = len({str(cell.get("device")) for cell in raw}) == 1
-    threads = {str(cell.get("threads")) for cell in raw}
+    has_one_device = len({str(cell.get("device")) for cell in raw}) == 1
     found = []
     for cell in raw:
-        numbers = [number(cell.get(name)) for name in ("parameters", "batch", "ms")]
-        if any(value is None or value <= 0 for value in numbers):
+        size, batch, ms = (number(cell.get(name)) or 0 for name in ("parameters", "batch", "ms"))
+        if min(size, batch, ms) <= 0:
             continue
         device, dtype = str(cell.get("device")), str(cell.get("dtype"))
-        name = dtype if alone else device
-        group = name
-        if alone and len(threads) > 1:
-            name = f"{dtype}, {count(cell.get('threads'))} thread{'' if cell.get('threads') == 1 else 's'}"
-        found.append(
-            TimedCell(
-                name, group, device, dtype, *(value for value in numbers if value is not None)
-            )
-        )
+        contestant = dtype if has_one_device else device
+        found.append(TimedCell(contestant, device, dtype, size, batch, ms))
     return found
-
-
-def contestants(cells: list[TimedCell]) -> list[str]:
-    """Everyone who competes, in order."""
-    return sorted({cell.contestant for cell in cells})
-
-
-def fastest(cells: list[TimedCell]) -> dict[tuple[float, float], float]:
-    """The least time at each model size and batch size."""
-    best: dict[tuple[float, float], float] = {}
-    for cell in cells:
-        sizes = (cell.parameters, cell.batch)
-        best[sizes] = min(cell.ms, best.get(sizes, cell.ms))
-    return best
 
 
 def comparison_report(saved: dict[str, Any]) -> Report:
@@ -143,7 +114,6 @@ def comparison_sections(saved: dict[str, Any]) -> list[Section]:
     if advice:
         blocks.append(Sentences(["What to use, by model and batch:"]))
         blocks.append(Table(["model", "batch", "device", "precision", "why"], advice))
-    blocks += _predictions(saved)
     blocks += _all_cells(saved)
     return [Section("What is fastest here", blocks)] if blocks else []
 
@@ -166,16 +136,13 @@ def phases_section(saved: dict[str, Any]) -> list[Section]:
 
 
 def _map(cells: list[TimedCell]) -> list[Block]:
-    """Model size against batch size: who wins, and by how much."""
-    rivals = contestants(cells)
-    sizes, batches = (
-        sorted({cell.parameters for cell in cells}),
-        sorted({cell.batch for cell in cells}),
-    )
+    """Return a table of model size against batch size: the fastest, and by how much."""
+    rivals = sorted({cell.contestant for cell in cells})
     if len(rivals) < 2:
         return []
+    batches = sorted({cell.batch for cell in cells})
     rows: list[list[str | Cell]] = []
-    for model in sizes:
+    for model in sorted({cell.parameters for cell in cells}):
         row: list[str | Cell] = [parameters(model)]
         for batch in batches:
             best: dict[str, float] = {}
@@ -185,7 +152,7 @@ def _map(cells: list[TimedCell]) -> list[Block]:
             row.append(_winner(best, rivals))
         rows.append(row)
     explanation = (
-        "Each cell names the fastest and how many times as fast as the second it is. Where the colour changes is the "
+        "Each cell names the fastest and how many times as fast as the second it is. Where the color changes is the "
         "crossover; a tie means a difference under 5 %."
     )
     return [
@@ -209,53 +176,48 @@ def _winner(best: dict[str, float], rivals: list[str]) -> str | Cell:
 
 
 def _curves(saved: dict[str, Any], cells: list[TimedCell]) -> list[Block]:
-    """Time against size at the smallest, a middle and the largest batch that have more than one size."""
-    batches = sorted(
-        {c.batch for c in cells if len({d.parameters for d in cells if d.batch == c.batch}) > 1}
-    )
+    """Return time against size at the smallest, a middle and the largest batch that have more than one size."""
+    sizes_of_batch: dict[float, set[float]] = {}
+    for cell in cells:
+        sizes_of_batch.setdefault(cell.batch, set()).add(cell.parameters)
+    batches = sorted(batch for batch, sizes in sizes_of_batch.items() if len(sizes) > 1)
     shown = sorted({batches[0], batches[len(batches) // 2], batches[-1]}) if batches else []
     return [_curve(saved, cells, batch) for batch in shown]
 
 
 def _curve(saved: dict[str, Any], cells: list[TimedCell], batch: float) -> Plot:
-    here = [cell for cell in cells if cell.batch == batch]
+    """Return a plot of the time of a step against model size: measured, fitted and predicted."""
     traces, curves = [], {}
-    for at, group in enumerate(sorted({cell.group for cell in cells})):
-        colour = COLOURS[at % len(COLOURS)]
-        own = _best_by_size(cell for cell in here if cell.group == group)
-        if not own:
+    for at, contestant in enumerate(sorted({cell.contestant for cell in cells})):
+        color = COLOURS[at % len(COLOURS)]
+        kinds = {(cell.device, cell.dtype) for cell in cells if cell.contestant == contestant}
+        measured = _best_by_size(saved, "cells", "ms", kinds, batch)
+        if not measured:
             continue
-        traces.append(
-            line(
-                group, own, colour, unit=" ms", mode="markers", marker={"color": colour, "size": 8}
-            )
-        )
-        curves[f"{group}, ms"] = own
-        kinds = {(cell.device, cell.dtype) for cell in cells if cell.group == group}
-        ahead = Curve(*_columns(_predicted(saved, kinds, batch)))
-        fitted = _fitted(saved, kinds, batch)
+        dots = {"color": color, "size": 8}
+        traces.append(line(contestant, measured, color, unit=" ms", mode="markers", marker=dots))
+        curves[f"{contestant}, ms"] = measured
+        fitted = _best_by_size(saved, "cells", "fitted_ms", kinds, batch)
         if fitted:
-            style = {"color": colour, "width": 2}
-            traces.append(
-                line(f"{group}, fit", fitted, colour, unit=" ms", line=style, showlegend=False)
-            )
-        if ahead:
-            joined = Curve([*(fitted or own).x[-1:], *ahead.x], [*(fitted or own).y[-1:], *ahead.y])
-            style = {"color": colour, "width": 2, "dash": "dash"}
-            name = f"{group}, predicted"
-            marker = {"symbol": "circle-open", "size": 8}
+            traces.append(line(f"{contestant}, fit", fitted, color, unit=" ms", showlegend=False))
+        predicted = _best_by_size(saved, "predictions", "ms", kinds, batch)
+        if predicted:
+            name, start = f"{contestant}, predicted", fitted or measured
+            joined = Curve([start.x[-1], *predicted.x], [start.y[-1], *predicted.y])
+            style = {"color": color, "width": 2, "dash": "dash"}
+            circles = {"symbol": "circle-open", "size": 8}
             traces.append(
                 line(
                     name,
                     joined,
-                    colour,
+                    color,
                     unit=" ms",
                     mode="lines+markers",
                     line=style,
-                    marker=marker,
+                    marker=circles,
                 )
             )
-            curves[f"{name}, ms"] = ahead
+            curves[f"{name}, ms"] = predicted
     return Plot(
         f"Time of a step at batch {count(batch)}",
         traces,
@@ -267,57 +229,18 @@ def _curve(saved: dict[str, Any], cells: list[TimedCell], batch: float) -> Plot:
     )
 
 
-def _fitted(saved: dict[str, Any], kinds: set[tuple[str, str]], batch: float) -> Curve:
-    """What the fits say at every size of the comparison, run or not: of the fastest precision and threads."""
+def _best_by_size(
+    saved: dict[str, Any], rows: str, field: str, kinds: set[tuple[str, str]], batch: float
+) -> Curve:
+    """Return the least time for each model size, of these devices and precisions at this batch size."""
     best: dict[float, float] = {}
-    for cell in mappings(saved.get("cells")):
-        model, ms = number(cell.get("parameters")), number(cell.get("fitted_ms"))
-        own = (str(cell.get("device")), str(cell.get("dtype"))) in kinds and cell.get(
-            "batch"
-        ) == batch
-        if own and model and ms:
+    for row in mappings(saved.get(rows)):
+        model, ms = number(row.get("parameters")), number(row.get(field))
+        is_wanted = (str(row.get("device")), str(row.get("dtype"))) in kinds
+        if is_wanted and row.get("batch") == batch and model and ms and model > 0 and ms > 0:
             best[model] = min(ms, best.get(model, ms))
-    return Curve(*_columns(sorted(best.items())))
-
-
-def _predictions(saved: dict[str, Any]) -> list[Block]:
-    rows: list[list[Any]] = [
-        [
-            parameters(p.get("parameters")),
-            count(p.get("batch")),
-            f"{p.get('device')} {p.get('dtype')}",
-            milliseconds(p["ms"]),
-        ]
-        for p in mappings(saved.get("predictions"))
-        if number(p.get("ms")) is not None
-    ]
-    fits: list[list[Any]] = [
-        [f"{f.get('device')} {f.get('dtype')}", milliseconds(f.get("overhead_ms")),
-         f"{significant(number(f.get('ms_per_layer')) or 0.0)} ms",
-         f"{significant(number(f.get('ns_per_parameter')) or 0.0)} ns",
-         f"{significant((number(f.get('flops_per_second')) or 0) / 1e9)} GFLOP/s", percent(f.get("error"))]
-        for f in mappings(saved.get("fits"))
-    ]  # fmt: skip
-    blocks: list[Block] = []
-    if fits:
-        blocks.append(
-            Sentences(
-                [
-                    "The fit: time = overhead + layers times a layer's time + parameters times an update's time + "
-                    "work / rate; its error is that on cells it has not seen."
-                ]
-            )
-        )
-        blocks.append(Table(["device", "overhead", "a layer", "an update", "rate", "error"], fits))
-    if rows:
-        blocks.append(
-            Table(
-                ["model", "batch", "device", "predicted step"],
-                rows,
-                folded="Predicted, not measured",
-            )
-        )
-    return blocks
+    sizes = sorted(best)
+    return Curve(sizes, [best[size] for size in sizes])
 
 
 def _all_cells(saved: dict[str, Any]) -> list[Block]:
@@ -357,24 +280,6 @@ def _all_cells(saved: dict[str, Any]) -> list[Block]:
     return [Table(columns, rows, folded="Every cell")] if rows else []
 
 
-def _best_by_size(cells: Iterable[TimedCell]) -> Curve:
-    best = fastest(list(cells))
-    return Curve(*_columns(sorted((sizes[0], ms) for sizes, ms in best.items())))
-
-
-def _predicted(
-    saved: dict[str, Any], kinds: set[tuple[str, str]], batch: float
-) -> list[tuple[float, float]]:
-    """Predictions of a contestant at a batch size: the fastest of its kinds for each model."""
-    best: dict[float, float] = {}
-    for p in mappings(saved.get("predictions")):
-        model, ms = number(p.get("parameters")), number(p.get("ms"))
-        own = (str(p.get("device")), str(p.get("dtype"))) in kinds and p.get("batch") == batch
-        if own and model is not None and ms is not None and model > 0 and ms > 0:
-            best[model] = min(ms, best.get(model, ms))
-    return sorted(best.items())
-
-
 def _by_size(curves: dict[str, Curve]) -> Table:
     """Times by model size, a column for each curve."""
     sizes = sorted({x for points in curves.values() for x in points.x})
@@ -383,7 +288,3 @@ def _by_size(curves: dict[str, Curve]) -> Table:
         ["parameters", *curves],
         [[parameters(x), *(significant(own.get(x)) for own in found.values())] for x in sizes],
     )
-
-
-def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]

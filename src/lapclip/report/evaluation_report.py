@@ -5,7 +5,6 @@ Read with care: what is missing or odd is left out.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,12 @@ from lapclip.report.document import (
 )
 from lapclip.report.plots import axes, error_bars, plain
 from lapclip.runs.events import mapping, mappings
-from lapclip.text import UNKNOWN, count, interval, number, percent, significant
+from lapclip.text import count, interval, number, percent, significant
 
 EVALUATION, FOLDER = "evaluation.json", "evaluation"
 """The file of an evaluation, and the folder of a run that holds a folder for each evaluation."""
 THUMBNAIL = "pictures/evaluation-{}.jpg"
 """A small image of an evaluation: in a folder and under a name that no one else's images have."""
-COLOURS = {"t2i": "--blue", "i2t": "--orange"}
 MOST_CLASSES = 60
 """Classes of a confusion matrix that can still be read."""
 
@@ -68,23 +66,15 @@ def sections(evaluation: dict[str, Any], folder: Path) -> list[Section]:
     scores, classes = mapping(evaluation.get("evaluation")), mapping(evaluation.get("zeroshot"))
     blocks: list[Block | None] = [Sentences(about)]
     if scores:
-        blocks += [
-            recall_table(evaluation, scores),
-            recall_plot(scores),
-            rank_plot(evaluation, scores),
-        ]
+        blocks.append(recall_table(evaluation, scores))
         blocks += short_question_blocks(mapping(evaluation.get("short_questions")))
         blocks.append(_hubness(mapping(evaluation.get("hubness"))))
-        blocks += [
-            hard_negatives(mapping(evaluation.get("negatives"))),
-            similarity_plot(mapping(evaluation.get("histograms"))),
-        ]
+        blocks.append(hard_negatives(mapping(evaluation.get("negatives"))))
         blocks += [_confused(evaluation, folder), _examples(evaluation, folder)]
     if classes:
         templates = ", ".join(f'"{text}"' for text in _list(evaluation.get("templates")))
         blocks += [Sentences([f"Sentences for each class: {templates}."]), class_table(classes)]
         blocks += [per_class(classes), confusion(classes), _mistaken(evaluation, folder)]
-    blocks.append(_geometry(mapping(evaluation.get("geometry"))))
     return [
         Section(
             f"Evaluation: {evaluation.get('data')}, split {evaluation.get('split')}",
@@ -322,131 +312,12 @@ def _mistaken(evaluation: dict[str, Any], folder: Path) -> Gallery | None:
     return Gallery("Surest mistakes", explanation, [("", images)]) if images else None
 
 
-def _geometry(values: dict[str, Any]) -> Table | None:
-    meanings = {
-        "modality_gap": (
-            "modality gap",
-            "distance between the mean image and the mean caption; 0 is none",
-        ),
-        "alignment": (
-            "alignment",
-            "mean squared distance of a caption and its image; 0 is best, 2 is unrelated",
-        ),
-        "uniformity_pictures": ("uniformity of images", "0 is one point, near -4 is spread evenly"),
-        "uniformity_captions": ("uniformity of captions", "the same for captions"),
-    }
-    rows: list[list[Any]] = [
-        [name, significant(values[key]), meaning]
-        for key, (name, meaning) in meanings.items()
-        if number(values.get(key)) is not None
-    ]
-    return Table(["embeddings", "", ""], rows) if rows else None
-
-
 def _thumbnail(folder: Path, image: float) -> Path:
     return folder / THUMBNAIL.format(int(image))
 
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def recall_plot(scores: dict[str, Any]) -> Plot | None:
-    """Recall both ways with whiskers, beside chance."""
-    intervals, chances = mapping(scores.get("intervals")), mapping(scores.get("chances"))
-    traces, rows = [], []
-    for way, name in WAYS.items():
-        values = [number(scores.get(f"{way}_r{rank}")) for rank in RANKS]
-        if any(value is None for value in values):
-            return None
-        whiskers = error_bars(values, [intervals.get(f"{way}_r{rank}") for rank in RANKS])
-        traces.append(
-            bars(name, [f"R@{rank}" for rank in RANKS], values, COLOURS[way], error_y=whiskers)
-        )
-        rows += [
-            [f"{name}, R@{rank}", percent(value), interval(intervals.get(f"{way}_r{rank}"))]
-            for rank, value in zip(RANKS, values, strict=True)
-        ]
-    for way, name in WAYS.items():
-        values = [number(chances.get(f"{way}_r{rank}")) for rank in RANKS]
-        if all(value is not None for value in values):
-            traces.append(
-                bars(f"chance, {name}", [f"R@{rank}" for rank in RANKS], values, "--faint")
-            )
-            rows += [
-                [f"chance, {name}, R@{rank}", percent(v), ""]
-                for rank, v in zip(RANKS, values, strict=True)
-            ]
-    return Plot(
-        "Recall",
-        traces,
-        {**axes("", "share found", share=True), "barmode": "group"},
-        "How often the right answer is among the first one, five or ten. Whiskers are 95 % intervals: two models "
-        "differ for sure only where theirs are far apart. Grey is what shuffled answers would give.",
-        Table(["", "share", "95 % interval"], rows),
-    )
-
-
-def rank_plot(evaluation: dict[str, Any], scores: dict[str, Any]) -> Plot | None:
-    """Where the right answer comes."""
-    histograms = mapping(evaluation.get("histograms"))
-    traces, rows = [], []
-    for way, name in WAYS.items():
-        bins = mappings(histograms.get(f"{way}_ranks"))
-        shares = [number(entry.get("share")) for entry in bins]
-        if not bins or any(share is None for share in shares):
-            continue
-        names = [_ranks_text(entry) for entry in bins]
-        traces.append(bars(name, names, shares, COLOURS[way]))
-        rows += [
-            [f"{name}, rank {rank}", percent(share)]
-            for rank, share in zip(names, shares, strict=True)
-        ]
-    medians = [
-        f"{name} {significant(scores.get(f'{way}_median_rank'))}" for way, name in WAYS.items()
-    ]
-    return Plot(
-        "Rank of the right answer",
-        traces,
-        _with_names({**axes("", "share of questions", share=True), "barmode": "group"}),
-        f"Near the left is good. The median rank: {', '.join(medians)}. Bars on the right are questions that the "
-        "model cannot answer.",
-        Table(["", "share"], rows),
-    ) if traces else None  # fmt: skip
-
-
-def _with_names(layout: dict[str, Any]) -> dict[str, Any]:
-    """Plotly takes an axis for one of numbers when its first name is one, and then leaves out the other bars."""
-    return {**layout, "xaxis": {**layout.get("xaxis", {}), "type": "category"}}
-
-
-def similarity_plot(histograms: dict[str, Any]) -> Plot | None:
-    """Similarities of true pairs and of others."""
-    found = mapping(histograms.get("similarities"))
-    edges, own, other = (_numbers(found.get(name)) for name in ("edges", "own", "other"))
-    if not own or len(edges) != len(own) + 1 or len(own) != len(other):
-        return None
-    middles = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
-    traces = [
-        bars("true pairs", middles, own, "--blue", opacity=0.7),
-        bars("other pairs", middles, other, "--orange", opacity=0.6),
-    ]
-    rows: list[list[Any]] = [
-        [significant(middle), percent(a), percent(b)]
-        for middle, a, b in zip(middles, own, other, strict=True)
-        if a or b
-    ]
-    return Plot(
-        "Similarities",
-        traces,
-        {
-            **axes("cosine similarity", "share of pairs", share=True),
-            "barmode": "overlay",
-            "bargap": 0,
-        },
-        "The further apart the two hills, the better the model tells true pairs from others.",
-        Table(["similarity", "true pairs", "other pairs"], rows),
-    )
 
 
 def hard_negatives(found: dict[str, Any]) -> Plot | None:
@@ -583,13 +454,6 @@ def bars(name: str, x: list[Any], y: list[Any], colour: str, **extra: Any) -> di
         "hovertemplate": f"{plain(name)}, %{{x}}: %{{y:.1%}}<extra></extra>",
         **extra,
     }
-
-
-def _ranks_text(entry: dict[str, Any]) -> str:
-    first, last = entry.get("first"), entry.get("last")
-    if number(first) is None or number(last) is None:
-        return UNKNOWN
-    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
 def _numbers(values: Any) -> list[float]:
