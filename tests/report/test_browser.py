@@ -47,7 +47,7 @@ def test_charts_are_drawn_without_errors_or_requests(
     )
     page.goto(path.absolute().as_uri())
     plots = page.locator(".plot")
-    assert plots.count() == 14
+    assert plots.count() == 11
     plots.last.locator(".xaxislayer-above").first.wait_for(state="attached", timeout=60_000)
     # Every chart holds what it is made of: curves, bars or the image of a heat map.
     shapes = "path.js-line, .bars path, image, path.point"

@@ -245,13 +245,10 @@ def sensed(joules: Any, reason: str | None) -> Callable[[Events], Events]:
 def test_sensors_become_plots_and_accuracy_per_watt_hour(run_with: Make) -> None:
     run_with(sensed(300.0, None))
     page = page_of()
-    assert page.titles()[7:] == [
-        "Use of each core", "Power", "Recall for its energy", "Heat of the processor", "Frequency",
-    ]  # fmt: skip
+    assert page.titles()[7:] == ["Power", "Heat of the processor"]
     assert "Energy: 3,600 J, which is 1 Wh" in page.text
     assert "points of held-out text-to-image R@1 per Wh" in page.text
     assert "slowed itself down in 50% of the readings" in page.text
-    assert page.charts["plot-8"]["data"][0]["z"] == [[1.0] * 12, [0.1] * 12]
 
 
 def test_energy_that_cannot_be_measured_says_why(run_with: Make) -> None:
@@ -292,12 +289,9 @@ def ranked(hosts: list[str]) -> Callable[[Events], Events]:
 def test_machines_that_trained_together_have_a_section(run_with: Make) -> None:
     folder = run_with(ranked(["desktop", HOSTILE]))
     page = page_of()
-    assert page.titles()[4] == "Waiting for other machines"
-    assert [trace["y"][-1] for trace in page.charts["plot-5"]["data"]] == [0.4, 0.03]
     assert "desktop waits for </script>" in page.text
     assert "800 ms predicted" in page.text
     assert page.count("img") == 0
-    assert "<" not in json.dumps([trace["name"] for trace in page.charts["plot-5"]["data"]])
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert "| desktop (has the run) | 75% | 40% | 20 |" in text
 

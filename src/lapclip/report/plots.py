@@ -71,7 +71,13 @@ def level(
 
 
 def axes(
-    x: str, y: str, *, share: bool = False, x_log: bool = False, y_log: bool = False
+    x: str,
+    y: str,
+    *,
+    share: bool = False,
+    from_zero: bool = False,
+    x_log: bool = False,
+    y_log: bool = False,
 ) -> dict[str, Any]:
     """Both axes with their titles and units."""
     layout: dict[str, Any] = {
@@ -82,6 +88,8 @@ def axes(
         layout["xaxis"]["tickformat"] = ","
     if share:
         layout["yaxis"] |= {"tickformat": "~%", "rangemode": "tozero"}
+    if from_zero:
+        layout["yaxis"]["rangemode"] = "tozero"
     for name, logarithmic in (("xaxis", x_log), ("yaxis", y_log)):
         if logarithmic:
             layout[name] |= {
@@ -94,16 +102,16 @@ def axes(
 
 
 def heat(
-    x: list[float], rows: list[str], values: list[list[float | None]], *, share: bool = False
+    x: list[float], rows: list[str], values: list[list[float | None]]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Values over x, a row for each name from the top. Shares run from 0 to 100 %, all else by powers of ten."""
-    shades = [[_shade(value, share) for value in row] for row in values]
+    """Values over x, a row for each name from the top, shaded by powers of ten."""
+    shades = [[_shade(value) for value in row] for row in values]
     trace: dict[str, Any] = {
         "type": "heatmap",
         "x": x,
         "y": [plain(row) for row in rows],
         "z": shades,
-        "text": [[percent(v) if share else significant(v) for v in row] for row in values],
+        "text": [[significant(value) for value in row] for row in values],
         "hovertemplate": "%{y}, step %{x}: %{text}<extra></extra>",
         "colorscale": "Cividis",
         "colorbar": {
@@ -119,10 +127,7 @@ def heat(
         "hoverongaps": False,
     }
     found = [shade for row in shades for shade in row if shade is not None]
-    if share:
-        trace |= {"zmin": 0, "zmax": 1}
-        trace["colorbar"]["tickformat"] = ".0%"
-    elif found:
+    if found:
         low, high = math.floor(min(found)), math.ceil(max(found))
         ticks = list(range(low, high + 1))
         trace["colorbar"] |= {"tickvals": ticks, "ticktext": [f"{10.0**tick:g}" for tick in ticks]}
@@ -190,8 +195,6 @@ def _near(points: Curve, x: float, shown: Any) -> str:
     return shown(before[-1]) if before else UNKNOWN
 
 
-def _shade(value: float | None, share: bool) -> float | None:
+def _shade(value: float | None) -> float | None:
     found = number(value)
-    if share or found is None:
-        return found
-    return math.log10(found) if found > 0 else None
+    return math.log10(found) if found and found > 0 else None

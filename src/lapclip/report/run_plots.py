@@ -25,8 +25,6 @@ from lapclip.text import duration, number, part_name, percent, significant, size
 COLUMNS = 120
 """Columns of a heat map."""
 WATT_HOUR = 3600.0
-MOST_LINES = 8
-"""Ranks whose waiting is drawn; more lines cannot be told apart."""
 PHASES = {
     "load": "--red",
     "preprocess": "--yellow",
@@ -41,7 +39,22 @@ PHASES = {
 
 def learning_sections(view: RunView) -> list[Section]:
     """One section, or none before the first step."""
-    plots = [_loss(view), _accuracy(view), _temperature(view), _logit_bias(view), _gradients(view)]
+    temperature = _small_plot(
+        "Temperature",
+        view.temperature,
+        "temperature",
+        "The model learns how sharply to compare: falling means surer. It cannot go below 0.01; its inverse is the "
+        "logit scale.",
+        marks(turning_points(view)),
+    )
+    logit_bias = _small_plot(
+        "Logit bias",
+        view.logit_bias,
+        "logit bias",
+        "The model learns how rare true pairs are: it starts far below zero, because most pairs of a batch are wrong.",
+        marks(turning_points(view)),
+    )
+    plots = [_loss(view), _accuracy(view), temperature, logit_bias, _gradients(view)]
     found = [plot for plot in plots if plot]
     return [Section("Learning", [*found])] if found else []
 
@@ -55,6 +68,28 @@ def turning_points(view: RunView) -> list[tuple[float, str]]:
         for event, label in [*went_on, *fell]
         if (step := number(event.get("step"))) is not None
     ]
+
+
+def _small_plot(
+    title: str,
+    points: Curve,
+    unit: str,
+    explanation: str,
+    layout: dict[str, Any] | None = None,
+    *,
+    x: str = "step",
+) -> Plot | None:
+    """Return a plot of one curve. None without points."""
+    if not points:
+        return None
+    return Plot(
+        title,
+        [line(unit, points, "--blue")],
+        {**axes(x, unit), **(layout or {})},
+        explanation,
+        table_of(x, {unit: points}),
+        height=260,
+    )
 
 
 def _loss(view: RunView) -> Plot | None:
@@ -112,37 +147,6 @@ def _accuracy(view: RunView) -> Plot | None:
     )
 
 
-def _temperature(view: RunView) -> Plot | None:
-    points = view.temperature
-    if not points:
-        return None
-    scale = Curve(points.x, [1 / value if value else 0.0 for value in points.y])
-    return Plot(
-        "Temperature",
-        [line("temperature", points, "--blue")],
-        {**axes("step", "temperature"), **marks(turning_points(view))},
-        "The model learns how sharply to compare: falling means surer. "
-        f"It starts at {significant(points.y[0])} and cannot go below 0.01; its inverse is the logit scale.",
-        table_of("step", {"temperature": points, "logit scale": scale}),
-        height=260,
-    )
-
-
-def _logit_bias(view: RunView) -> Plot | None:
-    """Only the sigmoid loss has one."""
-    points = view.logit_bias
-    if not points:
-        return None
-    return Plot(
-        "Logit bias",
-        [line("logit bias", points, "--blue")],
-        {**axes("step", "logit bias"), **marks(turning_points(view))},
-        "The model learns how rare true pairs are: it starts far below zero, because most pairs of a batch are wrong.",
-        table_of("step", {"logit bias": points}),
-        height=260,
-    )
-
-
 def _gradients(view: RunView) -> Plot | None:
     steps, rows = view.summary.gradient_map(COLUMNS)
     parts = view.summary.parts()
@@ -197,8 +201,15 @@ def _chances(view: RunView) -> list[tuple[str, float, str]]:
 
 def machine_sections(view: RunView) -> list[Section]:
     """What the machine did, and what it took; sections with nothing in them are left out."""
-    at_work = [_speed(view), _phases(view), _memory(view), _cores(view)]
-    energy = [*_power(view), *_heat(view)]
+    speed = _small_plot(
+        "Speed",
+        view.summary.speed(),
+        "pairs/s",
+        "Level is good. A sag means heat, a battery, or another program on the same cores.",
+        {**axes("step", "pairs/s", from_zero=True), **marks(turning_points(view))},
+    )
+    at_work = [speed, _phases(view), _memory(view)]
+    energy = [*_energy(view), *_heat(view)]
     sections = [
         Section("Several machines", _machines(view)),
         Section("The machine at work", [plot for plot in at_work if plot]),
@@ -226,41 +237,7 @@ def _machines(view: RunView) -> list[Block]:
     before = f"Before it began: {found.prediction}." if found.prediction else ""
     sentences = [text for text in (found.waiting, found.speed, before) if text]
     columns = ["machine", "share of a batch", "of its time it waits for others", "MB/s sent"]
-    blocks: list[Block] = [Table(columns, rows), Sentences(sentences)]
-    curves = {
-        rank.name: points
-        for rank, points in zip(found.ranks, view.summary.waited(), strict=False)
-        if points
-    }
-    shown = dict(list(curves.items())[:MOST_LINES])
-    if any(len(points) > 1 for points in shown.values()):
-        blocks.append(
-            Plot(
-                "Waiting for other machines",
-                [line(name, points, COLOURS[at % len(COLOURS)], share=True) for at, (name, points) in
-                 enumerate(shown.items())],
-                axes("step", "share of its time", share=True),
-                "The lowest line is the machine that the others wait for. Lines that are high together wait for the "
-                "network.",
-                table_of("step", shown, share=True),
-                height=260,
-            )
-        )  # fmt: skip
-    return blocks
-
-
-def _speed(view: RunView) -> Plot | None:
-    points = view.summary.speed()
-    if not view.summary.batch_size or not points:
-        return None
-    return Plot(
-        "Speed",
-        [line("pairs a second", points, "--blue")],
-        {**_from_zero(axes("step", "pairs/s")), **marks(turning_points(view))},
-        "Level is good. A sag means heat, a battery, or another program on the same cores.",
-        table_of("step", {"pairs/s": points}),
-        height=260,
-    )
+    return [Table(columns, rows), Sentences(sentences)]
 
 
 def _phases(view: RunView) -> Plot | None:
@@ -318,137 +295,68 @@ def _memory(view: RunView) -> Plot | None:
     return Plot(
         "Memory",
         traces,
-        _from_zero(axes("step", "GB")),
+        axes("step", "GB", from_zero=True),
         f"Level after the first steps is good; a line that keeps climbing is a leak.{whole}",
         table_of("step", curves),
         height=260,
     )
 
 
-def _cores(view: RunView) -> Plot | None:
-    steps, uses = view.core_map(COLUMNS)
-    if not uses:
-        return None
-    names = [f"core {core}" for core in range(len(uses))]
-    traces, layout = heat(steps, names, uses, share=True)
-    means = [
-        [name, percent(sum(known) / len(known))]
-        for name, row in zip(names, uses, strict=True)
-        if (known := [v for v in row if v is not None])
-    ]
-    return Plot(
-        "Use of each core",
-        traces,
-        {"xaxis": axes("step", "")["xaxis"], **layout},
-        "Bright rows are busy cores. A dark row while others are bright is a core that training does not use.",
-        Table(["core", "mean use"], [[*row] for row in means]),
-        height=130 + 18 * len(uses),
-    )
-
-
-def _power(view: RunView) -> list[Block]:
+def _energy(view: RunView) -> list[Block]:
+    """Return the energy used, or why it is not known, and a plot of the power."""
     if not view.summary.sensors:
         return []
     used, reason = view.energy, (view.energy_reason or "").removeprefix("not measurable here: ")
     if not used:
         return [Sentences([f"Energy: not measurable here: {reason or 'no reason was recorded'}."])]
-    hours, least = used.y[-1] / WATT_HOUR, "at least " if view.joules_at_least else ""
+    watt_hours = used.y[-1] / WATT_HOUR
+    at_least, at_most = ("at least ", "at most ") if view.joules_at_least else ("", "")
     sentences = [
-        f"Energy: {least}{significant(used.y[-1])} J, which is {significant(hours)} Wh, in {duration(used.x[-1])} of "
-        "work."
+        f"Energy: {at_least}{significant(used.y[-1])} J, which is {significant(watt_hours)} Wh, in "
+        f"{duration(used.x[-1])} of work."
     ]
     if reason:
         sentences.append(f"Not all of it is in this: {reason}.")
     recall = number(view.summary.scores.get("t2i_r1"))
-    if recall is not None and hours:
-        most = "at most " if least else ""
+    if recall is not None and watt_hours:
         sentences.append(
-            f"Accuracy per watt-hour: {most}{significant(recall * 100 / hours)} % points of held-out text-to-image R@1 "
-            "per Wh."
+            f"Accuracy per watt-hour: {at_most}{significant(recall * 100 / watt_hours)} % points of held-out "
+            "text-to-image R@1 per Wh."
         )
-    blocks: list[Block] = [Sentences(sentences)]
-    if watts := view.power:
-        blocks.append(
-            Plot(
-                "Power",
-                [line("power", _minutes(watts), "--orange", unit=" W")],
-                _from_zero(axes("minutes of work", "W")),
-                "What the measured parts of the machine draw; the screen and the rest are not in it.",
-                table_of("minutes", {"W": _minutes(watts)}),
-                height=260,
-            )
-        )
-    if found := _recall_by_energy(view, used):
-        blocks.append(
-            Plot(
-                "Recall for its energy",
-                [line("text to image R@1", found, "--blue", share=True, mode="lines+markers")],
-                axes("Wh used so far", "R@1", share=True),
-                "Where the curve bends to level, more energy buys little.",
-                table_of("Wh", {"held-out R@1": found}, share=True),
-                height=260,
-            )
-        )
-    return blocks
+    power = _small_plot(
+        "Power",
+        _minutes(view.power),
+        "W",
+        "What the measured parts of the machine draw; the screen and the rest are not in it.",
+        axes("minutes of work", "W", from_zero=True),
+        x="minutes of work",
+    )
+    return [Sentences(sentences), *([power] if power else [])]
 
 
 def _heat(view: RunView) -> list[Block]:
-    kinds = (
-        (
-            "celsius",
-            "Heat of the processor",
-            "°C",
-            "--red",
-            "Level is good; near 100 °C most processors slow down.",
-        ),
-        (
-            "megahertz",
-            "Frequency",
-            "MHz",
-            "--purple",
-            "A step down while the heat is high is throttling.",
-        ),
-    )
+    """Return whether heat slowed the machine, the use of swap, and a plot of the heat."""
+    sensors = view.summary.sensors
     sentences: list[str] = []
-    throttled = [event for event in view.summary.sensors if event.get("throttled") is True]
+    throttled = [event for event in sensors if event.get("throttled") is True]
     if throttled:
-        share = len(throttled) / len(view.summary.sensors)
+        share = len(throttled) / len(sensors)
         first = duration(throttled[0]["elapsed"])
         sentences.append(
             f"The machine slowed itself down in {share:.0%} of the readings, first after {first}."
         )
-    swap = curve(view.summary.sensors, lambda event: event.get("swap_bytes"))
+    swap = curve(sensors, lambda event: event.get("swap_bytes"))
     if swap and max(swap.y) > 0:
         sentences.append(f"Swap in use: {size(swap.y[0])} at first, at most {size(max(swap.y))}.")
+    celsius = _small_plot(
+        "Heat of the processor",
+        _minutes(curve(sensors, lambda event: event.get("celsius"), x="elapsed")),
+        "°C",
+        "Level is good; near 100 °C most processors slow down.",
+        x="minutes of work",
+    )
     blocks: list[Block] = [Sentences(sentences)] if sentences else []
-    for name, title, unit, colour, explanation in kinds:
-        if points := curve(
-            view.summary.sensors, lambda event, name=name: event.get(name), x="elapsed"
-        ):
-            blocks.append(
-                Plot(
-                    title,
-                    [line(title, _minutes(points), colour, unit=f" {unit}")],
-                    axes("minutes of work", unit),
-                    explanation,
-                    table_of("minutes", {unit: _minutes(points)}),
-                    height=240,
-                )
-            )
-    return blocks
-
-
-def _recall_by_energy(view: RunView, used: Curve) -> Curve:
-    """Held-out recall at each evaluation over the energy used until then."""
-    points = []
-    for event in view.summary.evaluations:
-        recall = number(event["evaluation"].get("t2i_r1"))
-        until = [
-            joules for at, joules in zip(used.x, used.y, strict=True) if at <= event["elapsed"]
-        ]
-        if recall is not None and until:
-            points.append((until[-1] / WATT_HOUR, recall))
-    return Curve([x for x, _ in points], [y for _, y in points])
+    return [*blocks, celsius] if celsius else blocks
 
 
 def _minutes(points: Curve) -> Curve:
@@ -458,7 +366,3 @@ def _minutes(points: Curve) -> Curve:
 def _gigabytes(value: Any) -> float | None:
     found = number(value)
     return None if found is None else found / 1e9
-
-
-def _from_zero(layout: dict[str, Any]) -> dict[str, Any]:
-    return {**layout, "yaxis": {**layout["yaxis"], "rangemode": "tozero"}}

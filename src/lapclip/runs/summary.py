@@ -283,7 +283,9 @@ class Summary:
         """
         gaps = windows(curve(self.steps, lambda event: event["gap"]), least=5)
         points = [
-            (x, self.batch_size / gap) for x, gap in zip(gaps.x, gaps.y, strict=True) if gap > 0
+            (x, self.batch_size / gap)
+            for x, gap in zip(gaps.x, gaps.y, strict=True)
+            if gap > 0 and self.batch_size
         ]
         return Curve([x for x, _ in points], [y for _, y in points])
 
@@ -333,16 +335,6 @@ class Summary:
             step_seconds=_positive(median(event["gap"] for event in latest_steps)),
             prediction=one_line(self.together.get("text") or "")[:LONGEST_TEXT],
         )
-
-    def waited(self) -> list[Curve]:
-        """For each of the ranks that train now, the share of its time that it has waited, over the steps."""
-        hosts = self.ranks[-1].get("hosts") if self.ranks else None
-        events = [event for event in self.ranks if event.get("hosts") == hosts]
-        count = min(MOST_RANKS, len(hosts)) if isinstance(hosts, list) else 0
-        return [
-            curve(events, lambda event, rank=rank: _of_rank(event, "waited", rank))
-            for rank in range(count)
-        ]
 
     def parts(self) -> list[str]:
         """The parts of the model that have gradient norms: tower by tower, from the input inwards."""

@@ -90,7 +90,7 @@ def _curves(view: RunView) -> dict[str, dict[str, list[float]]]:
         **({"logit_bias": _points(view.logit_bias)} if view.logit_bias else {}),
         "gradient_norm": _points(view.gradient),
         "learning_rate": _points(view.learning_rate),
-        "speed": _points(summary.speed() if summary.batch_size else Curve([], [])),
+        "speed": _points(summary.speed()),
         # Which step was made after how many seconds of work, to compare runs by time.
         "seconds": _points(windows(curve(summary.steps, lambda event: event["elapsed"]), most=200)),
     }
