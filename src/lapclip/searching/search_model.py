@@ -25,7 +25,7 @@ from lapclip.runs.folder import Run
 from lapclip.searching.indexes import KnownIndex
 from lapclip.text import number
 from lapclip.weights import is_exported
-from lapclip.weights.published_models import PublishedModel
+from lapclip.weights.published_models import RECALL_SOURCE, PublishedModel
 from lapclip.which_model import (
     WhichModel,
     for_photos,
@@ -213,7 +213,7 @@ def _published_notes(model: PublishedModel) -> list[str]:
     first, _, tenth = model.flickr30k[:3]
     return [
         f"{model.name} comes from {model.page}. Among Flickr30k's 1,000 test images, a caption finds its own first in "
-        f"{first:.0%} of cases and among the first ten in {tenth:.0%} (published: {model.recall_source}). {measured}"
+        f"{first:.0%} of cases and among the first ten in {tenth:.0%} (published: {RECALL_SOURCE}). {measured}"
     ]
 
 
