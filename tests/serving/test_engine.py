@@ -93,8 +93,6 @@ def test_the_fastest_wins_and_says_why(run: Path) -> None:
     assert (engine.name, engine.threads) == ("onnx-int8", 2)
     assert engine.reasons[0].startswith("onnx-int8, 2 threads: 20.8 ms for 8 images")
     assert "torch-float32" in engine.reasons[0]
-    assert any("images" in reason and "not joined" in reason for reason in engine.reasons)
-    assert any("up to 8 texts" in reason for reason in engine.reasons)
 
 
 def test_what_was_measured_is_remembered(run: Path, known_speeds: dict[str, float]) -> None:

@@ -58,7 +58,7 @@ def test_classify_gives_the_shares_that_the_model_learnt_to_give(
             LABELS[at] for at in logits.argmax(axis=1)
         ]
         how = answer["shares"]
-        assert (how["method"], how["scale_from"], how["calibrated"]) == ("softmax", "model", False)
+        assert (how["method"], how["scale_from"]) == ("softmax", "model")
         assert how["scale"] == pytest.approx(scale)
 
 

@@ -194,7 +194,6 @@ def race_engines(forms: Sequence[Form], request: EngineRequest, open_form: OpenF
     engine.reasons = [
         explain_winner(result.winner, timings),
         *[f"left out: {fault}" for fault in faults.values()],
-        *explain_batches(engine),
     ]
     return engine
 
@@ -250,22 +249,6 @@ def explain_winner(winner: str, timings: dict[str, Timing]) -> str:
     comparison = "; ".join(f"{name}: {timings[name]}" for name in others)
     work = f"{TIMED_BATCH} images and {TIMED_BATCH} texts"
     return f"{winner}: {timings[winner]} for {work}, against {comparison}"
-
-
-def explain_batches(engine: Engine) -> list[str]:
-    """Say what computing the requests of several callers at once gains."""
-    reasons = []
-    for tower, items in (("image", "images"), ("text", "texts")):
-        times = engine.times[tower]
-        if times.largest == 1:
-            reason = f"{items} of several callers are not joined: a batch is no faster here"
-        else:
-            reason = (
-                f"up to {times.largest} {items} are computed at once, "
-                f"{times.gain:.1f} times as fast as alone"
-            )
-        reasons.append(reason)
-    return reasons
 
 
 def ask_engine(fingerprint: str, forms: Sequence[Form], request: EngineRequest) -> Question:

@@ -40,11 +40,6 @@ class BatchTimes:
         return min(size for size, each in allowed.items() if each <= best * MIN_SPEEDUP)
 
     @property
-    def gain(self) -> float:
-        """How many times as fast a row is in the largest batch as alone."""
-        return self.seconds[1] / (self.seconds[self.largest] / self.largest)
-
-    @property
     def seconds_per_row(self) -> float:
         return self.seconds[self.largest] / self.largest
 

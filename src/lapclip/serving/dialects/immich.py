@@ -120,7 +120,6 @@ def routes(service: Service) -> APIRouter:
     @router.post(
         "/predict",
         summary="What Immich asks of its machine-learning server",
-        openapi_extra=_OPENAPI,
     )
     async def predict(request: Request, demand: Demand = None) -> Response:
         content_type, body = request.headers.get("content-type", ""), await request.body()
@@ -287,27 +286,5 @@ def error(refusal: Refusal) -> dict[str, Any]:
     """As FastAPI writes errors, which Immich's own server is made with."""
     return {"detail": refusal.reason}
 
-
-_OPENAPI = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["entries"],
-                    "properties": {
-                        "entries": {
-                            "type": "string",
-                            "example": '{"clip": {"textual": {"modelName": "any"}}}',
-                        },
-                        "image": {"type": "string", "format": "binary"},
-                        "text": {"type": "string"},
-                    },
-                }
-            }
-        },
-    }
-}
 
 Dialect("immich", ("/ping", "/predict"), routes, error)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import ConfigDict, Field, PlainValidator, ValidationError
 from starlette.responses import Response
 
 from lapclip.embedder import Encoder
@@ -137,75 +137,11 @@ class EmbeddingsRequest(Strict):
         return image_from_text(given, position=position) if is_image else Text(given)
 
 
-class EmbeddingObject(BaseModel):
-    """The vector of one item."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class Usage(BaseModel):
-    """Tokens that the model read: those of texts. Images have none."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingsAnswer(BaseModel):
-    """In the order that was asked."""
-
-    object: Literal["list"]
-    data: list[EmbeddingObject]
-    model: str = Field(description="The name under which the model is served.")
-    usage: Usage
-
-
-class ModelFacts(BaseModel):
-    """The served model."""
-
-    id: str
-    object: Literal["model"]
-    created: int = Field(description="Since when it is served, in seconds since 1970.")
-    owned_by: str
-    fingerprint: str
-    dimension: int
-    context: int = Field(
-        description="Tokens of a text that the model reads; what is longer is cut."
-    )
-
-
-class ModelList(BaseModel):
-    """The models that are served: one."""
-
-    object: Literal["list"]
-    data: list[ModelFacts]
-
-
-class OpenAIErrorFacts(BaseModel):
-    """Why there is no answer."""
-
-    message: str
-    type: str = Field(examples=["invalid_request_error"])
-    param: str | None = Field(examples=["input[1]"])
-    code: str = Field(examples=["invalid_input"])
-
-
-class OpenAIError(BaseModel):
-    """Why there is no answer, in OpenAI's form."""
-
-    error: OpenAIErrorFacts
-
-
 def routes(service: Service) -> APIRouter:
-    router = APIRouter(
-        tags=["OpenAI"], responses={"default": {"model": OpenAIError, "description": "Refused"}}
-    )
+    router = APIRouter(tags=["OpenAI"])
 
     @router.post(
-        "/v1/embeddings",
-        summary="Vectors, as OpenAI, infinity and Jina are asked for them",
-        response_model=EmbeddingsAnswer,
+        "/v1/embeddings", summary="Vectors, as OpenAI, infinity and Jina are asked for them"
     )
     async def embeddings(request: EmbeddingsRequest, demand: Demand = None) -> Response:
         with InTurns(service, demand) as asked:
@@ -229,12 +165,12 @@ def routes(service: Service) -> APIRouter:
         }
         return json_answer(content, headers={"X-Lapclip-Model": asked.model.fingerprint})
 
-    @router.get("/v1/models", summary="The served model, as a list", response_model=ModelList)
+    @router.get("/v1/models", summary="The served model, as a list")
     async def models(demand: Demand = None) -> Response:
         service.check_demand(demand)
         return json_answer({"object": "list", "data": [_facts(service.model)]})
 
-    @router.get("/v1/models/{name:path}", summary="The served model", response_model=ModelFacts)
+    @router.get("/v1/models/{name:path}", summary="The served model")
     async def model(name: str, demand: Demand = None) -> Response:
         service.check_demand(demand)
         if name not in (service.model.name, service.model.fingerprint):

@@ -27,7 +27,6 @@ Demand = Annotated[
 
 ASSUMED_SCALE = 100.0
 """Where a model's learnt scale is not known: what CLIP's ended at (a temperature of 0.01)."""
-NOT_CALIBRATED = "Shares say what the model prefers among these labels. They were not compared with the truth of any data."
 
 MOST_TEMPLATES, MOST_PLACES = 256, 8
 """Sentences for a label, and how often one of them may hold it: labels are long, and each {} repeats one."""
@@ -191,10 +190,6 @@ class HowShares(BaseModel):
     scale_from: Literal["model", "assumed"] = Field(
         description="assumed: the model does not say what it learnt."
     )
-    calibrated: Literal[False] = Field(
-        description="Whether shares were compared with the truth of held-out data."
-    )
-    note: str
 
 
 class ClassifyAnswer(BaseModel):
@@ -341,8 +336,6 @@ def _how(encoder: Encoder) -> dict[str, Any]:
         "scale": scale,
         "bias": bias,
         "scale_from": "model" if learnt else "assumed",
-        "calibrated": False,
-        "note": NOT_CALIBRATED,
     }
 
 
