@@ -29,16 +29,16 @@ def test_unknown_model_names_the_nearest() -> None:
         named_shape("vit-b32")
 
 
-def test_a_patch_that_does_not_divide_the_image_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.patch 7 does not divide model\.image_size 32"):
-        dataclasses.replace(SHAPES["tiny"], patch=7)
-
-
-def test_heads_that_do_not_divide_the_width_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"model\.text_heads 5 does not divide model\.text_width 64"
-    ):
-        dataclasses.replace(SHAPES["tiny"], text_heads=5)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"patch": 7}, r"model\.patch 7 does not divide model\.image_size 32"),
+        ({"text_heads": 5}, r"model\.text_heads 5 does not divide model\.text_width 64"),
+    ],
+)
+def test_shapes_that_cannot_be_are_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(SHAPES["tiny"], **changes)
 
 
 def test_any_shape_can_be_built() -> None:

@@ -52,6 +52,15 @@ def test_parts_follow_the_settings() -> None:
     assert predict_bytes(shape, sized, 40) == whole
 
 
+def test_activations_grow_with_the_batch() -> None:
+    for name in ("seed", "photos"):
+        small, large = (
+            predict_bytes(SHAPES[name], TrainConfig(batch_size=size, device="cpu"), 32).activations
+            for size in (8, 64)
+        )
+        assert large == pytest.approx(8 * small, rel=0.01)
+
+
 def test_what_fits_is_not_refused_and_what_does_not_names_the_figure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -64,6 +64,21 @@ def batch_with_words() -> Batch:
     return replace(batch_of(), words_BV=words / words.sum(1, keepdims=True))
 
 
+def gradients_of(step: TrainStep) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in step.model.parameters() if p.grad is not None])
+
+
+def assert_same_gradients(
+    one: TrainStep, other: TrainStep, relative: float = 1e-5, absolute: float = 1e-9
+) -> None:
+    for (name, mine), theirs in zip(
+        one.model.named_parameters(), other.model.parameters(), strict=True
+    ):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert (mine.grad - theirs.grad).norm() <= relative * mine.grad.norm() + absolute, name
+
+
 @pytest.mark.parametrize(
     "changes", [*({"loss": loss} for loss in sorted(LOSSES)), {"optimizer": "muon"}], ids=str
 )
@@ -120,15 +135,13 @@ def test_norms_by_part_add_up_to_the_whole() -> None:
     step = step_of(clip_norm=0.0)
     metrics = step(batch_of(), 1, 1e-3, off())()
     assert math.hypot(*metrics.part_norms.values()) == pytest.approx(metrics.grad_norm, rel=1e-5)
-    gradients = torch.cat([p.grad.flatten() for p in step.model.parameters() if p.grad is not None])
-    assert gradients.norm().item() == pytest.approx(metrics.grad_norm, rel=1e-5)
+    assert gradients_of(step).norm().item() == pytest.approx(metrics.grad_norm, rel=1e-5)
 
 
 def test_long_gradients_are_shortened() -> None:
     step = step_of(clip_norm=0.01)
     assert step(batch_of(), 1, 1e-3, off())().grad_norm > 0.01
-    gradients = torch.cat([p.grad.flatten() for p in step.model.parameters() if p.grad is not None])
-    assert gradients.norm().item() == pytest.approx(0.01, rel=1e-3)
+    assert gradients_of(step).norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
 def test_the_optimiser_shortens_gradients_as_a_pass_of_its_own_would() -> None:
@@ -153,91 +166,58 @@ def test_parts_are_named_after_towers_and_blocks() -> None:
     assert part_of("image.transformer.blocks.11.mlp.0.bias") == "image.11"
 
 
+def batch_with_teacher() -> Batch:
+    rows = np.random.default_rng(1).normal(size=(2, 8, 64)).astype(np.float32)
+    image, text = rows / np.linalg.norm(rows, axis=2, keepdims=True)
+    return replace(batch_of(), teacher_image=image, teacher_text=text)
+
+
+def with_phrases(batch: Batch) -> Batch:
+    true = np.random.default_rng(1).random((8, 8)) < 0.3
+    true[5] = False  # an image that none of the phrases is true of
+    phrases = batch.tokens_BL[::-1, 4:12].copy()
+    return replace(batch, phrase_tokens_BL=phrases, phrase_positives_BB=true)
+
+
+MICRO_BATCHED = {
+    "plain": (batch_with_words, {}),
+    "sigmoid": (batch_with_words, {"loss": "sigmoid"}),
+    "words": (batch_with_words, {"word_weight": 0.5}),
+    "crops": (batch_with_words, {"crop": 0.5, "flip": 0.5, "cheap_size": 16}),
+    "other forms": (batch_with_words, {"recompute": True, "linear": "onednn"}),
+    "teacher": (batch_with_teacher, {"teacher_weight": 0.7}),
+    "phrases": (lambda: with_phrases(batch_of()), {"phrases": 0.4}),
+    "phrases, sigmoid": (lambda: with_phrases(batch_of()), {"phrases": 0.4, "loss": "sigmoid"}),
+    "phrases, teacher": (
+        lambda: with_phrases(batch_with_teacher()),
+        {"phrases": 0.4, "teacher_weight": 0.7},
+    ),
+}
+
+
 @pytest.mark.parametrize("micro_batch", [1, 3, 4, 8])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"loss": "sigmoid"},
-        {"word_weight": 0.5},
-        {"crop": 0.5, "flip": 0.5, "cheap_size": 16},
-        {"recompute": True, "linear": "onednn"},
-    ],
-    ids=lambda changes: " ".join(changes) or "plain",
-)
-def test_micro_batches_give_the_gradients_of_the_whole_batch(
-    micro_batch: int, changes: dict
-) -> None:
+@pytest.mark.parametrize("case", MICRO_BATCHED)
+def test_micro_batches_give_the_gradients_of_the_whole_batch(micro_batch: int, case: str) -> None:
+    make_batch, changes = MICRO_BATCHED[case]
     settings = {"clip_norm": 0.0, "steps": 10, "cheap_share": 0.5, **changes}
-    batch = batch_with_words()
+    batch = make_batch()
     batch.positives_BB[0, 1] = batch.positives_BB[1, 0] = True
     whole, parts = step_of(**settings), step_of(**settings, micro_batch=micro_batch)
     whole_metrics, parts_metrics = (step(batch, 3, 0.0, off())() for step in (whole, parts))
-    assert parts_metrics.loss == pytest.approx(whole_metrics.loss, rel=1e-6)
-    for (name, one), other in zip(
-        whole.model.named_parameters(), parts.model.parameters(), strict=True
-    ):
-        assert one.grad is not None
-        assert other.grad is not None
-        assert (one.grad - other.grad).norm() <= 1e-5 * one.grad.norm() + 1e-9, name
+    for name in ("loss", "teacher_loss", "phrase_loss", "word_loss"):
+        expected = getattr(whole_metrics, name)
+        assert getattr(parts_metrics, name) == pytest.approx(expected, rel=1e-6)
+    assert_same_gradients(whole, parts)
 
 
-@pytest.mark.parametrize("micro_batch", [3, 4])
-def test_micro_batches_learn_from_a_teacher_as_the_whole_batch_does(micro_batch: int) -> None:
-    rows = np.random.default_rng(1).normal(size=(2, 8, 64)).astype(np.float32)
-    image, text = rows / np.linalg.norm(rows, axis=2, keepdims=True)
-    batch = replace(batch_of(), teacher_image=image, teacher_text=text)
-    settings = {"clip_norm": 0.0, "teacher_weight": 0.7}
-    whole, parts, alone = (
-        step_of(**settings),
-        step_of(**settings, micro_batch=micro_batch),
-        step_of(**settings),
-    )
-    whole_metrics, parts_metrics = (step(batch, 1, 0.0, off())() for step in (whole, parts))
-    contrastive = alone(batch_of(), 1, 0.0, off())()
-    assert parts_metrics.loss == pytest.approx(whole_metrics.loss, rel=1e-6)
-    assert parts_metrics.teacher_loss == pytest.approx(whole_metrics.teacher_loss, rel=1e-6)
-    assert whole_metrics.loss == pytest.approx(
-        0.3 * contrastive.loss + 0.7 * whole_metrics.teacher_loss, rel=1e-5
-    )
-    assert contrastive.teacher_loss == 0
-    for (name, one), other in zip(
-        whole.model.named_parameters(), parts.model.parameters(), strict=True
-    ):
-        assert one.grad is not None
-        assert other.grad is not None
-        assert (one.grad - other.grad).norm() <= 1e-5 * one.grad.norm() + 1e-9, name
-
-
-@pytest.mark.parametrize(
-    ("loss", "taught"), [("softmax", False), ("sigmoid", False), ("softmax", True)]
-)
-def test_micro_batches_learn_phrases_as_the_whole_batch_does(loss: str, taught: bool) -> None:
-    plain, draw = batch_of(), np.random.default_rng(1)
-    if taught:
-        rows = draw.normal(size=(8, 64)).astype(np.float32)
-        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-        plain = replace(plain, teacher_image=rows, teacher_text=rows)
-    true = draw.random((8, 8)) < 0.3
-    true[5] = False  # an image that none of the phrases is true of
-    batch = replace(
-        plain, phrase_tokens_BL=plain.tokens_BL[::-1, 4:12].copy(), phrase_positives_BB=true
-    )
-    settings = {"clip_norm": 0.0, "phrases": 0.4, "loss": loss}
-    whole, parts = step_of(**settings), step_of(**settings, micro_batch=3)
-    whole_metrics, parts_metrics = (step(batch, 1, 0.0, off())() for step in (whole, parts))
-    assert whole_metrics.loss == pytest.approx(
-        step_of(**settings)(plain, 1, 0.0, off())().loss, rel=1e-6
-    )
-    assert parts_metrics.phrase_loss == pytest.approx(whole_metrics.phrase_loss, rel=1e-6)
-    assert math.isfinite(whole_metrics.phrase_loss)
-    assert whole_metrics.phrase_loss > 0
-    for (name, one), other in zip(
-        whole.model.named_parameters(), parts.model.parameters(), strict=True
-    ):
-        assert one.grad is not None
-        assert other.grad is not None
-        assert (one.grad - other.grad).norm() <= 1e-5 * one.grad.norm() + 1e-9, name
+def test_the_shown_loss_has_the_teachers_part_but_not_that_of_phrases() -> None:
+    plain = step_of()(batch_of(), 1, 0.0, off())()
+    taught = step_of(teacher_weight=0.7)(batch_with_teacher(), 1, 0.0, off())()
+    phrased = step_of(phrases=0.4)(with_phrases(batch_of()), 1, 0.0, off())()
+    assert plain.teacher_loss == plain.phrase_loss == 0
+    assert taught.loss == pytest.approx(0.3 * plain.loss + 0.7 * taught.teacher_loss, rel=1e-5)
+    assert phrased.loss == pytest.approx(plain.loss, rel=1e-6)
+    assert 0 < phrased.phrase_loss < math.inf
 
 
 def test_phrases_find_all_images_they_are_true_of() -> None:
@@ -302,12 +282,7 @@ def test_half_precision_gradients_point_where_the_exact_ones_do(
         half.loss_scale.state[0] = 2.0**8  # where it would settle here
     norms = [step(batch_of(), 1, 0.0, off())().grad_norm for step in (exact, half)]
     assert norms[1] == pytest.approx(norms[0], rel=0.02)
-    for (name, one), other in zip(
-        exact.model.named_parameters(), half.model.parameters(), strict=True
-    ):
-        assert one.grad is not None
-        assert other.grad is not None
-        assert (one.grad - other.grad).norm() <= 0.05 * one.grad.norm() + 1e-6, name
+    assert_same_gradients(exact, half, relative=0.05, absolute=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
