@@ -11,7 +11,7 @@ for each of the three. Shapes: R rank, P parts of the outputs, I inputs, O outpu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -52,23 +52,6 @@ def parts_of(model: CLIP) -> dict[str, str]:
                 block = blocks.get(id(named[base]), 0)
                 found[name] = f"{tower}.{EMBEDDING if block == 0 else block - 1}"
     return found
-
-
-def first_block(model: CLIP, tower: str, names: Iterable[str]) -> int:
-    """The block that features of a tower enter which none of the named tensors has had a say in: the first that has one
-    of them, the depth where the head alone has any, 0 where the embedding has one or where its block is not known."""
-    parts = parts_of(model)
-    below = [
-        parts.get(name, f"{tower}.{EMBEDDING}").partition(".")[2]
-        for name in names
-        if name.startswith(f"{tower}.")
-    ]
-    module = getattr(model, tower)
-    first = min(
-        (0 if block == EMBEDDING else int(block) for block in below if block != HEAD),
-        default=module.depth,
-    )
-    return module.entry(first) if isinstance(module, PretrainedTower) else first
 
 
 def part_of(name: str) -> str:
@@ -116,9 +99,24 @@ def freeze(model: CLIP, config: TrainConfig) -> None:
 
 
 def boundary(model: CLIP, tower: str) -> int:
-    """The block that features of a tower's frozen part enter: the first of which anything learns, its depth where none
-    does, 0 where the embedding learns."""
-    return first_block(model, tower, trainable_state(model))
+    """Return the block that features of a tower's frozen part enter: the first of which anything learns.
+
+    Returns the depth of the tower if only its head learns, and 0 if its embedding does.
+    """
+    parts = parts_of(model)
+    learning = [
+        parts[name].partition(".")[2]
+        for name in trainable_state(model)
+        if name.startswith(f"{tower}.")
+    ]
+    module = getattr(model, tower)
+    first = module.depth
+    for block in learning:
+        if block == EMBEDDING:
+            first = 0
+        elif block != HEAD:
+            first = min(first, int(block))
+    return module.entry(first) if isinstance(module, PretrainedTower) else first
 
 
 def trainable_state(model: CLIP) -> dict[str, Tensor]:

@@ -38,9 +38,6 @@ class Blocks:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def __getitem__(self, number: int) -> nn.Module:
-        return self._blocks[number]
-
     @torch.no_grad()
     def watch(self, run: Callable[[], Tensor]) -> Tensor:
         """Run the network once and see which modules are called when."""

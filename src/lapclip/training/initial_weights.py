@@ -43,9 +43,14 @@ def find_initial_weights(
     if config.train.start:
         return _from_model(config, layers)
     if config.model.image_from or config.model.text_from:
-        return _from_towers(
-            config, {name for layer in layers for name in layer.values.get("model", {})}
+        arguments = (
+            config.model,
+            config.train.seed,
+            {name for layer in layers for name in layer.values.get("model", {})},
         )
+        model, tokenizer = open_towers(*arguments)
+        initial = InitialWeights(lambda: open_towers(*arguments)[0], model, tokenizer)
+        return replace(config, model=model.shape), initial
     if config.model.architecture == "siglip":
         raise ConfigError(
             f"{config.model.name} has SigLIP's towers, which are trained from published weights.",
@@ -94,14 +99,6 @@ def _from_model(config: Config, layers: Sequence[Layer]) -> tuple[Config, Initia
     ):
         config = replace_in(config, "train", loss="sigmoid")
     return replace(config, model=embedder.model.shape), initial
-
-
-def _from_towers(config: Config, asked: Collection[str]) -> tuple[Config, InitialWeights]:
-    arguments = (config.model, config.train.seed, asked)
-    model, tokenizer = open_towers(*arguments)
-    return replace(config, model=model.shape), InitialWeights(
-        lambda: open_towers(*arguments)[0], model, tokenizer
-    )
 
 
 def open_towers(

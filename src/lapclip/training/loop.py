@@ -303,7 +303,7 @@ class Training:
         best = merit > self.progress.best_score
         if best:
             self._advance(best_score=merit, best_step=number)
-            self.save_best()
+            save_model(self.embedder, self.run.model, self.progress)
         seconds = time.perf_counter() - began
         epoch = self.plan.epoch(number)
         self.log.append(
@@ -333,10 +333,6 @@ class Training:
             class_vectors = class_embeddings(self.embedder.encode_text, classes, prompts)
             scores["zeroshot_top1"] = accuracy(images, class_vectors, labels)
         return deciding_score(scores) or 0.0
-
-    def save_best(self) -> None:
-        """Put the model as it is now into model/."""
-        save_model(self.embedder, self.run.model, self.progress)
 
     def save(self) -> None:
         """Write a checkpoint of a state whose metrics are known to be numbers."""
