@@ -70,7 +70,6 @@ def test_of_a_large_file_steps_are_sampled_and_nothing_else_is_lost(
     monkeypatch.setattr(follow, "WHOLE_FILE", 20_000)
     monkeypatch.setattr(follow, "SAMPLED_STEPS", 50)
     monkeypatch.setattr(follow, "WHOLE_ENDS", 1000)
-    monkeypatch.setattr(follow, "CHUNK", 3000)
     text = line("started", steps=5000)
     for step in range(1, 5001):
         text += steps(step, step)
@@ -101,7 +100,7 @@ def test_a_block_without_a_line_break_is_passed_over(
         ("WHOLE_FILE", 2000),
         ("SAMPLED_STEPS", 20),
         ("WHOLE_ENDS", 100),
-        ("CHUNK", 1000),
+        ("LONGEST_LINE", 1000),
     ):
         monkeypatch.setattr(follow, name, value)
     path.write_bytes(steps(1, 50).encode() + b"\0" * 5000 + b"\n" + steps(51, 100).encode())

@@ -6,10 +6,10 @@ a screen can show. What is appended later is read line by line.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,11 +29,10 @@ SAMPLED_STEPS = 2000
 """Steps that are taken of a larger one."""
 WHOLE_ENDS = 200_000
 """Bytes at the beginning and the end in which no line is left out."""
-CHUNK = 1_000_000
 LINES_AT_ONCE = 200
 """Lines that are read together."""
 
-_NOT_STEPS = re.compile(rb'\n\{"v":\d+,"type":"(?!step")')
+_STEP = re.compile(rb'\{"v":\d+,"type":"step"')
 MOST_STEPS = 5000
 """More steps than this are thinned to half as many: a page that is open for a day does not grow."""
 THINNED = ("step", "ranks")
@@ -72,59 +71,34 @@ class Tail:
         self._identity = identity
         if status.st_size == self._position:
             return []
-        if status.st_size - self._position > WHOLE_FILE:
-            lines, self._position = _sampled(file, self._position, status.st_size)
-        else:
-            file.seek(self._position)
-            text = file.read(status.st_size - self._position)
-            end = text.rfind(b"\n") + 1  # the rest is half a line
-            lines, self._position = text[:end].splitlines(), self._position + end
-        return list(_parsed(lines))
+        lines, self._position = _read_lines(file, self._position, status.st_size)
+        batches = [lines[at : at + LINES_AT_ONCE] for at in range(0, len(lines), LINES_AT_ONCE)]
+        return list(itertools.chain.from_iterable(map(parse_lines, batches)))
 
 
-def _sampled(file: IO[bytes], start: int, size: int) -> tuple[list[bytes], int]:
-    """Lines of a large file in order: all that are not steps, steps at even distances, and the place after the last."""
+def _read_lines(file: IO[bytes], start: int, end: int) -> tuple[list[bytes], int]:
+    """Return the complete lines between two positions, and the position after the last of them.
+
+    If there is much between them: all lines that are not steps, and steps at even distances.
+    """
+    spacing = (end - start) // SAMPLED_STEPS if end - start > WHOLE_FILE else 0
     lines: list[bytes] = []
-    position, rest, apart = start, b"", (size - start) // SAMPLED_STEPS
+    position = next_step = start
+    is_whole = True  # False in the rest of a line that is too long to be an event
     file.seek(start)
-    while chunk := file.read(min(CHUNK, size - position - len(rest))):
-        text = rest + chunk
-        end = text.rfind(b"\n") + 1
-        near_an_end = position < start + WHOLE_ENDS or position + end > size - WHOLE_ENDS
-        begins = _line_begins(text, end) if near_an_end else _some_begins(text, end, apart)
-        lines += [text[at : text.index(b"\n", at)] for at in sorted(begins)]
-        position, rest = position + end, text[end:]
-        if (
-            len(rest) > LONGEST_LINE
-        ):  # no event: what is left of the line will be read as one, and be rubbish
-            position, rest = position + len(rest), b""
+    while part := file.readline(min(LONGEST_LINE, end - position)):
+        ends = part.endswith(b"\n")
+        if not ends and len(part) < LONGEST_LINE:
+            break  # half a line
+        is_near_an_end = position < start + WHOLE_ENDS or position > end - WHOLE_ENDS
+        is_step = _STEP.match(part) is not None
+        if ends and is_whole and (not is_step or is_near_an_end or position >= next_step):
+            lines.append(part)
+            if is_step:
+                next_step = position + spacing
+        position += len(part)
+        is_whole = ends
     return lines, position
-
-
-def _line_begins(text: bytes, end: int) -> set[int]:
-    begins, at = set(), 0
-    while at < end:
-        begins.add(at)
-        at = text.index(b"\n", at) + 1
-    return begins
-
-
-def _some_begins(text: bytes, end: int, apart: int) -> set[int]:
-    """Of all lines that are not steps, and of the first line after each stretch of so many bytes."""
-    begins = {match.start() + 1 for match in _NOT_STEPS.finditer(text, 0, end)} | (
-        {0} if end else set()
-    )
-    for place in range(apart, end, apart):
-        at = text.index(b"\n", place - 1) + 1 if place <= end else end
-        if at < end:
-            begins.add(at)
-    return begins
-
-
-def _parsed(lines: list[bytes]) -> Iterator[dict[str, Any]]:
-    """Damaged lines are passed over."""
-    for first in range(0, len(lines), LINES_AT_ONCE):
-        yield from parse_lines(lines[first : first + LINES_AT_ONCE])
 
 
 class RunStatus:
