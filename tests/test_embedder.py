@@ -223,17 +223,15 @@ def test_classify_orders_the_labels_and_follows_the_model(embedder: Embedder) ->
 
 def test_a_model_moves_to_a_device_or_says_that_it_is_not_here(embedder: Embedder) -> None:
     before = embedder.encode_text("a cat")
-    np.testing.assert_array_equal(embedder.to("cpu").encode_text("a cat", device="cpu"), before)
+    np.testing.assert_array_equal(embedder.to("cpu").encode_text("a cat"), before)
     with pytest.raises(lapclip.LapclipError, match="not here"):
-        embedder.encode_text("a cat", device="abacus")
+        embedder.to("abacus")
 
 
 def test_a_model_shows_what_it_is(trained: Path) -> None:
     model = lapclip.load(trained)
-    for text in (repr(model), model._repr_html_()):
-        assert str(trained) in text
-        assert "32 x 32" in text
-        assert "cpu" in text
+    for part in (str(trained), "32 x 32", "cpu"):
+        assert part in repr(model)
 
 
 def test_a_saved_model_loads_and_gives_the_same_rows(embedder: Embedder, tmp_path: Path) -> None:

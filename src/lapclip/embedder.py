@@ -10,7 +10,6 @@ model.classify("cat.jpg", ["cat", "dog"])
 
 from __future__ import annotations
 
-import html
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -105,7 +104,6 @@ class Encoder(ABC):
         images: OneImage | ManyImages,
         *,
         batch_size: int | None = None,
-        device: str | None = None,
         progress: bool | Progress = False,
     ) -> np.ndarray:
         """A unit-length row for each image, float32 of shape (images, embedding); for a single image one vector.
@@ -121,13 +119,9 @@ class Encoder(ABC):
             One image or several.
         batch_size
             Images at once; without it 64.
-        device
-            Move the model there first (`auto`, `cpu`, `cuda`, `mps`, `xpu`); it stays there.
         progress
             True shows a bar; a function is called with how many are done and how many there are.
         """
-        if device is not None:
-            self.to(device)
         given, size = as_list(images), _checked_size(batch_size) or self.batch
 
         def embed(at: int) -> np.ndarray:
@@ -152,7 +146,6 @@ class Encoder(ABC):
         progress: bool | Progress | None = None,
         *,
         batch_size: int | None = None,
-        device: str | None = None,
     ) -> np.ndarray:
         """A unit-length row for each caption, float32 of shape (captions, embedding); for a single one a vector.
 
@@ -164,11 +157,7 @@ class Encoder(ABC):
             True shows a bar; a function is called with how many are done and how many there are.
         batch_size
             Captions at once; without it 64.
-        device
-            Move the model there first (`auto`, `cpu`, `cuda`, `mps`, `xpu`); it stays there.
         """
-        if device is not None:
-            self.to(device)
         given = _texts("encode_text", captions, "a caption")
         size = _checked_size(batch_size) or self.batch
         made = self.ranks.computed_in_shares(
@@ -187,7 +176,6 @@ class Encoder(ABC):
         *,
         templates: Sequence[str] = ...,
         batch_size: int | None = ...,
-        device: str | None = ...,
         progress: bool | Progress = ...,
     ) -> dict[str, float]: ...
 
@@ -199,7 +187,6 @@ class Encoder(ABC):
         *,
         templates: Sequence[str] = ...,
         batch_size: int | None = ...,
-        device: str | None = ...,
         progress: bool | Progress = ...,
     ) -> list[dict[str, float]]: ...
 
@@ -211,7 +198,6 @@ class Encoder(ABC):
         *,
         templates: Sequence[str] = ...,
         batch_size: int | None = ...,
-        device: str | None = ...,
         progress: bool | Progress = ...,
     ) -> Any: ...
 
@@ -222,7 +208,6 @@ class Encoder(ABC):
         *,
         templates: Sequence[str] = TEMPLATES,
         batch_size: int | None = None,
-        device: str | None = None,
         progress: bool | Progress = False,
     ) -> dict[str, float] | list[dict[str, float]]:
         """What share of its belief the model gives each label, the likeliest label first: a dictionary for one image, a
@@ -239,7 +224,7 @@ class Encoder(ABC):
             The names to choose among, such as `["cat", "dog"]`.
         templates
             Sentences with {} for the label, whose embeddings are averaged; `["{}"]` takes labels as they are.
-        batch_size, device, progress
+        batch_size, progress
             As for `encode_image`.
         """
         names = (
@@ -263,9 +248,7 @@ class Encoder(ABC):
             raise ConfigError(
                 f"classify: the label {twice[0]!r} is there twice.", hint="each label once"
             )
-        image_NE = self.encode_image(
-            as_list(images), batch_size=batch_size, device=device, progress=progress
-        )
+        image_NE = self.encode_image(as_list(images), batch_size=batch_size, progress=progress)
         scale, bias = self.logits() or Logits(USUAL_SCALE, None)
         similarity_NC = image_NE @ class_embeddings(self.encode_text, names, sentences).T
         shares_NC = class_shares(similarity_NC, scale, bias)
@@ -323,13 +306,6 @@ class Encoder(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {', '.join(f'{name} {text}' for name, text in self.summary().items())}>"
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{name}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
-            for name, text in self.summary().items()
-        )
-        return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
 
 
 def _texts(where: str, given: Any, each: str) -> list[str]:

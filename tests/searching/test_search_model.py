@@ -11,7 +11,9 @@ import pytest
 
 from lapclip.embedder import OnnxEmbedder
 from lapclip.searching.library import open_library
+from lapclip.searching.search_model import _published_notes
 from lapclip.weights import DESCRIPTION
+from lapclip.weights.published_models import MODELS, RECALL_SOURCE
 
 from .made import draw_many, names
 
@@ -82,3 +84,8 @@ def test_an_exported_folder_can_be_named(run: Path, tmp_path: Path) -> None:
     assert isinstance(library.model.model, OnnxEmbedder)
     assert "lapclip's own drawn scenes" in library.model_notes()[0]
     library.close()
+
+
+def test_notes_about_a_published_model_name_the_source_of_its_recall() -> None:
+    model = next(model for model in MODELS.values() if model.flickr30k)
+    assert any(RECALL_SOURCE in note for note in _published_notes(model))
