@@ -85,7 +85,7 @@ def test_comes_back_from_what_was_saved() -> None:
     again = tokenizer_from_dict(BUILT_IN.to_dict())
     assert isinstance(again, CharacterTokenizer)
     assert again.alphabet == BUILT_IN.alphabet
-    with pytest.raises(DataError, match="Unknown kind"):
+    with pytest.raises(DataError, match="'runes' is not known"):
         tokenizer_from_dict({"kind": "runes"})
 
 
@@ -204,7 +204,7 @@ def test_a_missing_file_is_none_and_a_damaged_one_an_error(tmp_path: Path) -> No
         load_tokenizer(tmp_path / "tokenizer.json")
     with pytest.raises(DataError, match="not whole"):
         tokenizer_from_dict({"kind": "bpe", "merges": ["a"]})
-    with pytest.raises(DataError, match="Unknown kind"):
+    with pytest.raises(DataError, match="'runes' is not known"):
         tokenizer_from_dict({"kind": "runes"})
 
 

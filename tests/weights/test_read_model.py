@@ -56,18 +56,6 @@ def test_openclips_folder_gives_the_same_model(ours: Embedder, tmp_path: Path) -
     assert same(load_torch(folder), ours)
 
 
-def test_a_text_tower_that_is_a_module_of_its_own_is_read(ours: Embedder, tmp_path: Path) -> None:
-    folder = save_openclip(ours, tmp_path / "model")
-    tensors = load_file(folder / openclip.WEIGHTS[0])
-    outside = ("visual.", "logit_scale")
-    inside = {
-        name if name.startswith(outside) else f"text.{name}": tensor
-        for name, tensor in tensors.items()
-    }
-    save_file(inside, folder / openclip.WEIGHTS[0])
-    assert same(load_torch(folder), ours)
-
-
 def test_huggingfaces_folder_gives_the_same_model_in_one_file_and_in_shards(
     ours: Embedder, tmp_path: Path
 ) -> None:

@@ -109,18 +109,20 @@ def models(
         with display() as bar:
             fetch_once(MODELS[name], yes=yes, counting=bar.counting)
     best = published_for_here()
-    shown = [MODELS[name] for name in dict.fromkeys(names)] or sorted(
-        MODELS.values(), key=lambda one: one.parameters
-    )
-    lines: list[str | Table] = [_table(shown)]
-    if not names:
-        lines.append(f"[dim]Flickr, COCO: {RECALL_SOURCE}[/dim]")
-    if chosen := shown[0] if names else best:
-        why = (
-            "" if names else f"[dim]The best that this computer has room for: {chosen.name}.[/dim]"
-        )
+    shown = [MODELS[name] for name in dict.fromkeys(names)]
+    lines: list[str | Table] = []
+    chosen = best
+    if shown:
+        chosen = shown[0]
+        lines.append(_table(shown))
+    else:
+        shown = sorted(MODELS.values(), key=lambda one: one.parameters)
+        lines += [_table(shown), f"[dim]Flickr, COCO: {RECALL_SOURCE}[/dim]"]
+        if best:
+            lines.append(f"[dim]The best that this computer has room for: {best.name}.[/dim]")
+    if chosen:
         example = command("search", "PHOTOS", "a dog on a beach", "--model", chosen.name)
-        lines += [*[why] * bool(why), f"Next: {escape(typed(example))}"]
+        lines.append(f"Next: {escape(typed(example))}")
     emit(
         {"models": [one.to_dict() for one in shown], "best_here": best.name if best else None},
         lines,

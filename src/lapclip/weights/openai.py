@@ -56,28 +56,19 @@ NO_WEIGHTS = frozenset(
 )
 """What lies beside the weights and is known from them, or needs no learning."""
 LAYOUT = Layout({**IMAGE, **TEXT}, NO_WEIGHTS)
-INSIDE_TEXT = Layout(
-    {**IMAGE, **{ours: f"text.{theirs}" for ours, theirs in TEXT.items()}}, NO_WEIGHTS
-)
-"""With the text tower as a module of its own, as OpenCLIP has it in some models."""
 
 
 def has_these_names(tensors: Tensors) -> bool:
     return "visual.conv1.weight" in tensors and "logit_scale" in tensors
 
 
-def layout_of(tensors: Tensors) -> Layout:
-    return INSIDE_TEXT if "text.token_embedding.weight" in tensors else LAYOUT
-
-
 def infer_shape(tensors: Tensors, path: Path, *, activation: str) -> ModelConfig:
     """The shape of a model that comes without a configuration, as OpenAI's `build_model` finds it."""
     where = str(path)
     _refuse_residual_networks(tensors, where)
-    layout = layout_of(tensors)
 
     def size(ours: str) -> tuple[int, ...]:
-        theirs = layout.their_name(ours)
+        theirs = LAYOUT.their_name(ours)
         if theirs not in tensors:
             raise WeightsError(
                 f"{where} lacks the tensor {theirs}: it is no CLIP, or not all of one."
@@ -97,7 +88,7 @@ def infer_shape(tensors: Tensors, path: Path, *, activation: str) -> ModelConfig
             image_layers=block_count(tensors, r"visual\.transformer\.resblocks\.(\d+)\."),
             image_heads=IMAGE_HEADS.get(image_width, max(1, image_width // 64)),
             text_width=text_width,
-            text_layers=block_count(tensors, r"(?:text\.)?transformer\.resblocks\.(\d+)\."),
+            text_layers=block_count(tensors, r"transformer\.resblocks\.(\d+)\."),
             text_heads=TEXT_HEADS.get(text_width, max(1, text_width // 64)),
             embedding=size("text.projection")[1],
             vocabulary=vocabulary,

@@ -23,6 +23,7 @@ from lapclip.errors import WeightsError
 from lapclip.model.clip import CLIP
 
 Tensors = Mapping[str, Tensor]
+SAME_MODEL = "weights and configuration of the same model"
 
 _NUMBERED = re.compile(r"\.blocks\.(\d+)\.")
 _PARTS = re.compile(r"\{(.+)\}")
@@ -117,17 +118,36 @@ class Layout:
         """Return their tensors under our names, in float32. WeightsError names the first that does not fit."""
         check_depth(shape, tensors, where)
         found: dict[str, Tensor] = {}
-        names: dict[str, str] = {}
         used = set(self.no_weights)
         for ours, size in expected_shapes(shape).items():
-            names[ours] = self.their_name(ours)
-            parts = [name for name, _ in _parts(names[ours])]
-            if all(name in tensors for name in parts):  # `check_shapes` names what is missing
-                used.update(parts)
-                found[ours] = self._load(ours, [tensors[name] for name in parts], size, where)
-        check_shapes(found, shape, names, where)
-        check_leftovers(set(tensors) - used, where)
-        return {ours: as_float32(tensor) for ours, tensor in found.items()}
+            theirs = self.their_name(ours)
+            parts = [name for name, _ in _parts(theirs)]
+            if not all(name in tensors for name in parts):
+                raise WeightsError(
+                    f"{where} lacks the tensor {theirs}, which a model of its shape has, of size {size_text(size)}.",
+                    hint=SAME_MODEL,
+                )
+            tensor = self._load(ours, [tensors[name] for name in parts], size, where)
+            if tensor.shape != size:
+                raise WeightsError(
+                    f"{where}: {theirs} has the size {size_text(tensor.shape)}; a model of its shape has "
+                    f"{size_text(size)}.",
+                    hint=SAME_MODEL,
+                )
+            found[ours] = tensor
+            used.update(parts)
+        leftovers = set(tensors) - used
+        if leftovers:
+            raise WeightsError(
+                f"{where} has the tensor {min(leftovers)}, which has no place in CLIP's transformers: it is another "
+                "architecture.",
+                hint="weights of a CLIP with a vision transformer, such as ViT-B-32, or of a SigLIP",
+            )
+        # In memory of their own: that of a file may be unaligned or mapped.
+        return {
+            ours: tensor.detach().to(torch.float32, copy=True).contiguous()
+            for ours, tensor in found.items()
+        }
 
     def _load(self, ours: str, parts: list[Tensor], size: tuple[int, ...], where: str) -> Tensor:
         """Return a tensor as our towers have it."""
@@ -185,42 +205,12 @@ def check_depth(shape: ModelConfig, tensors: Tensors, where: str) -> None:
     if shape.image_layers + shape.text_layers > len(tensors):
         raise WeightsError(
             f"{where} describes {shape.image_layers + shape.text_layers:,} blocks and has {len(tensors):,} tensors.",
-            hint="weights and configuration of the same model",
-        )
-
-
-def check_shapes(found: Tensors, shape: ModelConfig, names: Mapping[str, str], where: str) -> None:
-    """Name the first tensor that is not as a model of that shape has it. `names` says what they call ours."""
-    for ours, size in expected_shapes(shape).items():
-        theirs = names.get(ours, ours)
-        if ours not in found:
-            raise WeightsError(
-                f"{where} lacks the tensor {theirs}, which a model of its shape has, of size {size_text(size)}.",
-                hint="weights and configuration of the same model",
-            )
-        if (actual := tuple(found[ours].shape)) != size:
-            raise WeightsError(
-                f"{where}: {theirs} has the size {size_text(actual)}; a model of its shape has {size_text(size)}.",
-                hint="weights and configuration of the same model",
-            )
-
-
-def check_leftovers(left: Iterable[str], where: str) -> None:
-    """Name the first tensor that has no place in our towers: then it is another architecture."""
-    for name in sorted(left):
-        raise WeightsError(
-            f"{where} has the tensor {name}, which has no place in CLIP's transformers: it is another architecture.",
-            hint="weights of a CLIP with a vision transformer, such as ViT-B-32, or of a SigLIP",
+            hint=SAME_MODEL,
         )
 
 
 def size_text(size: Iterable[int]) -> str:
     return " x ".join(f"{length}" for length in size) or "one number"
-
-
-def as_float32(tensor: Tensor) -> Tensor:
-    """Weights are kept in float32, in memory of their own: that of a file may be unaligned or mapped."""
-    return tensor.detach().to(torch.float32, copy=True).contiguous()
 
 
 def block_count(names: Iterable[str], pattern: str) -> int:

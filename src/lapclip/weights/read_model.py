@@ -183,7 +183,7 @@ def _read_openclip(folder: Path, weights: Path) -> ReadModel:
         tokenizer = fitting_tokenizer(folder, shape.vocabulary, str(weights))
     tensors = read_tensors(weights)[0]
     shape = replace(shape, logit_bias="logit_bias" in tensors)
-    layout = openclip.SIGLIP_LAYOUT if siglip else openai.layout_of(tensors)
+    layout = openclip.SIGLIP_LAYOUT if siglip else openai.LAYOUT
     return ReadModel(shape, layout.to_ours(tensors, shape, str(weights)), tokenizer)
 
 
@@ -221,8 +221,7 @@ def _read_file(path: Path) -> ReadModel:
             tensors, path, activation="gelu" if kind == "checkpoint" else "quick_gelu"
         )
         tokenizer = fitting_tokenizer(None, shape.vocabulary, str(path))
-        layout = openai.layout_of(tensors)
-        return ReadModel(shape, layout.to_ours(tensors, shape, str(path)), tokenizer)
+        return ReadModel(shape, openai.LAYOUT.to_ours(tensors, shape, str(path)), tokenizer)
     if huggingface.has_these_names(tensors):
         raise WeightsError(
             f"{path} has Hugging Face's names and no {CONFIG} beside it, which says how many heads it has.",

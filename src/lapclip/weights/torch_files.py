@@ -43,8 +43,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
         return tensors, kind
     except WeightsError:
         raise
-    except FileNotFoundError:
-        raise WeightsError(f"There is no file {path}.") from None
     except SafetensorError as error:
         raise WeightsError(
             f"{path} is not a whole safetensors file: {first_line(error)}.",
