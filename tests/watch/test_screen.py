@@ -40,14 +40,14 @@ def drawn(
     focus: int = 0,
     curve_height: int = 2,
     *,
-    plain: bool = False,
+    colour: bool = True,
 ) -> str:
     """The screen as text; no line may be wider than the window."""
     views = views if isinstance(views, list) else [views]
     console = Console(
         file=io.StringIO(), width=width, record=True, force_terminal=True, highlight=False
     )
-    canvas = Canvas(width, curve_height, plain, not plain, width >= FRAMED)
+    canvas = Canvas(width, curve_height, colour, width >= FRAMED)
     console.print(draw(views, focus, canvas, "lapclip {}".format), width=width)
     text = console.export_text()
     assert max(len(line) for line in text.splitlines()) <= width
@@ -256,14 +256,6 @@ def test_a_death_is_told_once(tmp_path: Path) -> None:
     assert "Alarm" not in drawn(view, 80)
 
 
-@pytest.mark.parametrize("events", [trained(170), finished(), trained(3)])
-def test_terminals_without_unicode_get_ascii_only(tmp_path: Path, events: list[dict]) -> None:
-    text = drawn(view_of(tmp_path, "mine", events), 80, plain=True)
-    assert text.isascii()
-    assert "FFFF" in text
-    assert "F forward 32%" in text
-
-
 def test_no_state_and_no_gap_in_the_events_breaks_the_image(tmp_path: Path) -> None:
     bare = [
         {"type": "started"},
@@ -302,7 +294,7 @@ def test_waiting_for_others_is_a_phase_of_its_own(tmp_path: Path) -> None:
     seconds = {"forward": 0.2, "backward": 0.5, "exchange": 0.3}
     events = [started(at), *(step(number, at + number, seconds=seconds) for number in range(1, 12))]
     assert "exchange 30%" in words(drawn(view_of(tmp_path, "mine", events), 80))
-    assert "E exchange 30%" in words(drawn(view_of(tmp_path, "plain", events), 80, plain=True))
+    assert "E exchange 30%" in words(drawn(view_of(tmp_path, "plain", events), 80, colour=False))
 
 
 def test_hostile_words_stay_text(tmp_path: Path) -> None:

@@ -64,16 +64,6 @@ def test_no_values_leave_the_place_empty_and_a_level_curve_runs_through_the_midd
     assert set(heights(panels.curve(line(*[0.3] * 9), 5, 2))) <= {3, 4}
 
 
-def test_plain_drawings_use_the_characters_of_ascii() -> None:
-    drawn = [
-        *panels.curve(line(1.0, 2.0, 3.0), 12, 2, plain=True),
-        *panels.bar(0.4, 10, plain=True),
-    ]
-    assert "".join(drawn).isascii()
-    assert panels.bar(0.4, 10, plain=True) == ("####", "------")
-    assert panels.level(0.0, plain=True) != panels.level(1.0, plain=True)
-
-
 @pytest.mark.parametrize("part_done", [-1.0, 0.0, 0.26, 0.5, 1.0, 7.0])
 def test_a_bar_is_as_wide_as_it_should_be(part_done: float) -> None:
     done, rest = panels.bar(part_done, 10)

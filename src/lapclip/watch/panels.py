@@ -44,17 +44,14 @@ class Canvas:
     width: int
     curve_height: int = 2
     """Lines of a large curve."""
-    plain: bool = False
-    """Only the characters of ASCII."""
     colour: bool = True
     framed: bool = True
 
     @classmethod
     def of(cls, console: Console, width: int, curve_height: int = 2) -> Canvas:
         """What this console can show."""
-        plain = not console.encoding.startswith("utf")
         colour = console.color_system is not None and not console.no_color
-        return cls(width, curve_height, plain, colour, width >= FRAMED)
+        return cls(width, curve_height, colour, width >= FRAMED)
 
     @property
     def inside(self) -> int:
@@ -228,11 +225,11 @@ def step_phases(view: RunView, canvas: Canvas) -> RenderableType | None:
     widths = split(list(phases.values()), canvas.inside)
     for (name, seconds), width in zip(phases.items(), widths, strict=True):
         # Without colours a phase is known by the first letter of its name.
-        solid = canvas.colour and not canvas.plain
-        mark = "█" if solid else one_line(name)[:1].upper()
+        mark = "█" if canvas.colour else one_line(name)[:1].upper()
         drawn.append(mark * width, style=colours[name])
         entry = Text.assemble(
-            ("■" if solid else mark, colours[name]), f" {one_line(name)} {seconds / total:.0%}"
+            ("■" if canvas.colour else mark, colours[name]),
+            f" {one_line(name)} {seconds / total:.0%}",
         )
         if legend[-1] and len(legend[-1]) + 2 + len(entry) > canvas.inside:
             legend.append(Text())
@@ -258,8 +255,7 @@ def machine(view: RunView, canvas: Canvas) -> RenderableType | None:
             number(view.sensors.get("celsius")),
             number(view.sensors.get("megahertz")),
         )
-        degrees = "C" if canvas.plain else "°C"
-        heat = [f"{celsius:.0f} {degrees}"] if celsius is not None else []
+        heat = [f"{celsius:.0f} °C"] if celsius is not None else []
         if view.sensors.get("throttled") is True:
             rows.add_row("heat", Text(", ".join([*heat, "slowed down by heat"]), style="bold red"))
         elif heat:
@@ -286,16 +282,15 @@ def _section(
 ) -> RenderableType:
     """A titled part of the screen: framed where there is room."""
     if not canvas.framed:
-        line = "-" if canvas.plain else "─"
         return Group(
-            Text(f"{title} {line * max(0, canvas.width - len(title) - 1)}", style="bold"), body
+            Text(f"{title} {'─' * max(0, canvas.width - len(title) - 1)}", style="bold"), body
         )
     return Panel(
         body,
         title=Text(title, style="bold"),
         title_align="left",
         border_style=style,
-        box=box.ASCII if canvas.plain else box.ROUNDED,
+        box=box.ROUNDED,
         width=canvas.width,
         padding=(0, 1),
     )
@@ -312,9 +307,7 @@ def _latest_and_curve(
     latest: str, points: Curve, height: int, colour: str, canvas: Canvas
 ) -> Table:
     """The latest value, and beside it the curve that led there."""
-    lines = curve(
-        points, max(4, canvas.inside - LABEL - 9), 1 if canvas.plain else height, canvas.plain
-    )
+    lines = curve(points, max(4, canvas.inside - LABEL - 9), height)
     line = Table.grid(padding=(0, 1))
     line.add_column(width=8, no_wrap=True)
     line.add_column(no_wrap=True)
@@ -337,22 +330,12 @@ def clock(seconds: float) -> str:
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The dot of each row and column of a braille character."""
-_LEVELS = "▁▂▃▄▅▆▇█"
-_PLAIN_LEVELS = "_.-=+*#"
 
 
-def curve(points: Curve, width: int, height: int = 1, plain: bool = False) -> list[str]:
+def curve(points: Curve, width: int, height: int = 1) -> list[str]:
     """A curve over the whole width, as `height` lines of text; empty lines where there are no points."""
     if not points or width < 1:
         return [" " * max(0, width)] * height
-    if plain:
-        values = evenly(points, width)
-        low, high = min(values), max(values)
-        row = "".join(
-            level((value - low) / (high - low) if high > low else 0.5, plain=True)
-            for value in values
-        )
-        return [row] + [" " * width] * (height - 1)
     values = evenly(points, 2 * width)
     low, high, top = min(values), max(values), 4 * height - 1
     # A level curve runs through the middle; a bottom line would look like zero.
@@ -393,18 +376,9 @@ def evenly(points: Curve, count: int) -> list[float]:
     return [means[at] for at in range(count)]
 
 
-def level(part: float, plain: bool = False) -> str:
-    """One character that is as full as `part` of 1."""
-    levels = _PLAIN_LEVELS if plain else _LEVELS
-    return levels[min(len(levels) - 1, max(0, int(part * len(levels))))]
-
-
-def bar(part: float, width: int, plain: bool = False) -> tuple[str, str]:
+def bar(part: float, width: int) -> tuple[str, str]:
     """A progress bar, done and to do."""
     part = min(1.0, max(0.0, part))
-    if plain:
-        done = int(part * width)
-        return "#" * done, "-" * (width - done)
     halves = int(part * width * 2)
     done = "━" * (halves // 2) + ("╸" if halves % 2 else "")
     return done, "─" * (width - len(done))

@@ -92,7 +92,7 @@ def _table(views: list[RunView], focus: int, canvas: Canvas) -> Table:
         grid.add_column("val R@1", no_wrap=True, justify="right")
         grid.add_column("left", no_wrap=True, justify="right")
     for at, view in enumerate(views):
-        done, rest = bar(view.progress, room - names if middle else 0, canvas.plain)
+        done, rest = bar(view.progress, room - names if middle else 0)
         progress = Text.assemble((done, "green"), (rest, "dim"), f" {view.progress:4.0%}")
         loss = view.small_curve("loss").y
         cells: list[RenderableType] = [
@@ -177,7 +177,7 @@ def _progress(view: RunView, canvas: Canvas) -> list[Text]:
     if not total:
         return []
     counted = f" {view.summary.step:,} of {total:,}  {view.progress:.0%}"
-    done, rest = bar(view.progress, canvas.width - len(counted), canvas.plain)
+    done, rest = bar(view.progress, canvas.width - len(counted))
     lines = [
         Text.assemble(
             (done, "green" if view.working else STATE_STYLES[view.status]), (rest, "dim"), counted

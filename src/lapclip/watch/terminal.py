@@ -41,7 +41,7 @@ GONE = (errno.EPIPE, errno.EIO, errno.EINVAL)
 
 def watch(names: Sequence[str], typed: Typed, once: bool = False, as_json: bool = False) -> int:
     """Show the runs until q or Ctrl-C. Returns the exit status."""
-    _forgive_characters()
+    _print_utf_8()
     if as_json:
         watching = WatchedRuns(names)
         watching.refresh()
@@ -263,10 +263,10 @@ def _windows_understands() -> bool:
     )
 
 
-def _forgive_characters() -> None:
-    """A name with a letter that this terminal cannot show must not end the command."""
+def _print_utf_8() -> None:
+    """Print curves and bars as UTF-8, also into files on Windows."""
     with suppress(AttributeError, ValueError, OSError):
-        sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @contextmanager
