@@ -5,12 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from lapclip.machine.choose_device import default_threads
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.gpus import Cuda
 from lapclip.training.step import TrainStep
 from lapclip.tuning import compare
-from lapclip.tuning.compare import Comparison, TimedStep
+from lapclip.tuning.compare import Comparison
 from lapclip.tuning.step_fits import MEASURED_SIZES, Cell, Contestant, ModelSize
 
 from .made_cells import CPU, cells_of
@@ -105,31 +104,6 @@ def test_where_batches_are_sent_ahead_no_step_waits_for_its_own(
     assert len(sent) == 1
 
 
-@pytest.mark.parametrize(("start", "best"), [(4, 4), (4, 1), (4, 16), (1, 2), (16, 8)])
-def test_the_best_number_of_threads_is_found_from_any_start(start: int, best: int) -> None:
-    tried: list[int] = []
-
-    def time_with(threads: int) -> TimedStep:
-        tried.append(threads)
-        return TimedStep(0.01 * max(threads / best, best / threads), threads)
-
-    comparison = Comparison([CPU], 60.0, silent)
-    assert comparison.find_threads(time_with, start, 16) == TimedStep(0.01, best)
-    assert len(tried) == len(set(tried))
-
-
-def test_a_long_step_with_all_threads_is_not_tried_with_fewer() -> None:
-    comparison = Comparison([CPU], 60.0, silent)
-    tried: list[int] = []
-
-    def time_with(threads: int) -> TimedStep:
-        tried.append(threads)
-        return TimedStep(float(threads), threads)
-
-    assert comparison.find_threads(time_with, 16, 16).threads == 16
-    assert tried == [16]
-
-
 def test_a_short_comparison_reaches_large_models_before_it_fills_in() -> None:
     steps: list[str] = []
     found = measured([CPU], TINY, (1, 4, 16), 60.0, steps.append)
@@ -144,16 +118,15 @@ def test_a_short_comparison_reaches_large_models_before_it_fills_in() -> None:
     ]
 
 
-def test_against_an_accelerator_the_cpu_may_choose_its_threads(
+def test_devices_compete_in_two_precisions_and_the_cpu_with_half_of_its_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compare, "available", lambda: [Cuda(), Cpu()])
-    assert [str(one) for one in compare.list_contestants()] == [
-        "cuda float32", "cuda bfloat16", "cpu float32", "cpu bfloat16"
+    monkeypatch.setattr(compare, "default_threads", lambda: 4)
+    assert [str(contestant) for contestant in compare.list_contestants()] == [
+        "cuda float32", "cuda bfloat16",
+        "cpu float32, 4 threads", "cpu bfloat16, 4 threads", "cpu float32, 2 threads",
     ]  # fmt: skip
-    (cell,) = measured([Contestant("cpu", "float32", 0)], TINY[:1], (1,), 30.0, silent)
-    assert cell.threads == 0
-    assert cell.used_threads in range(1, default_threads() + 1)
 
 
 def test_the_expected_time_grows_with_work_and_with_weights() -> None:

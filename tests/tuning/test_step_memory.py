@@ -27,7 +27,7 @@ CPU = Cpu()
 
 
 def test_the_memory_of_a_step_adds_up_to_the_measured_peak() -> None:
-    memory = step_memory.measure_step_memory(small(), CPU)
+    memory = step_memory.measure_step_memory(small())
     assert sum(memory.parts.values()) == memory.peak
     count = count_parameters(CLIP(small().shape))
     assert memory.parameters == pytest.approx(4 * count, rel=0.01)

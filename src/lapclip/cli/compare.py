@@ -10,9 +10,9 @@ from rich.markup import escape
 from lapclip.cli.display import display, loading
 from lapclip.cli.join import TogetherDisplay, check_machines, own_arguments
 from lapclip.cli.output import Common, emit, typed
+from lapclip.text import counted
 
-NAME = 26
-"""Width of a contestant's name."""
+NAME_WIDTH = 26  # of a contestant
 
 
 def compare(
@@ -25,8 +25,8 @@ def compare(
 ) -> int:
     """Compare the CPU with every accelerator here, over sizes of model and batch, by whole training steps.
 
-    With one device only, its precisions and thread counts are compared. Ends with the crossover, what larger models
-    would take, a recommendation for each size, and the phases of a step.
+    With one device only, its precisions and thread counts are compared. Ends with the crossover and the fastest for each
+    size. The report has the curves, what larger models would take, and the phases of a step.
 
     For example:
 
@@ -106,101 +106,48 @@ def machines_summary(found: dict[str, Any]) -> list[str]:
 
 
 def summary(found: dict[str, Any]) -> list[str]:
-    """Tables for people."""
+    """Return the times, the crossover and the fastest of each size."""
     names = " and ".join(dict.fromkeys([found["machine"]["chip"], *found["devices"].values()]))
     lines = [f"[bold]{escape(names)}[/bold], torch {found['torch']}", "", "ms a step"]
     lines += cell_table(found["cells"])
     lines += [f"[yellow]{escape(warning)}[/yellow]" for warning in found["warnings"]]
-    lines += ["", f"[bold]{found['crossover']['text']}[/bold]", ""]
-    for one in found["fits"]:
-        parts = [
-            f"{one['overhead_ms']:.1f} ms",
-            f"{one['ms_per_layer']:.2f} ms a layer",
-            f"{one['ns_per_parameter']:.2f} ns a parameter",
-            f"work at {one['flops_per_second'] / 1e9:,.0f} GFLOP/s",
-        ]
-        shown = " + ".join(
-            part for part in parts if not part.startswith(("0.0 ms", "0.00", "work at 0 "))
-        )
+    lines += ["", f"[bold]{found['crossover']['text']}[/bold]", "", "fastest, by size"]
+    for row in found["recommendations"]:
+        lines.append(f"  {row['parameters'] / 1e6:>6.3g} M  {row['text']}")
+    lines += ["", "time of a step"]
+    for fit in found["fits"]:
         lines.append(
-            f"{_name(one):<{NAME}}{shown}; off by {one['error']:.0%} on cells it did not see"
+            f"{name_contestant(fit):<{NAME_WIDTH}}{fit['overhead_ms']:.1f} ms"
+            f" + {fit['ms_per_layer']:.2f} ms a layer + {fit['ns_per_parameter']:.2f} ns a parameter"
+            f" + work at {fit['flops_per_second'] / 1e9:,.0f} GFLOP/s;"
+            f" off by {fit['error']:.0%} on cells it did not see"
         )
-    lines += prediction_table(found["predictions"])
-    lines += ["", "what to use, by size"]
-    lines += [
-        f"  {one['parameters'] / 1e6:>6.3g} M  {one['text']}" for one in found["recommendations"]
-    ]
-    lines += phases_table(found.get("phases", {}))
-    return [*lines, f"Next: {typed('report')}"]
-
-
-def phases_table(phases_of: dict[str, dict[str, float]]) -> list[str]:
-    """Return a line for each device: how long a step of a small model takes, and its phases."""
-    if not phases_of:
-        return []
-    lines = ["", "a step of mini at batch 32, by phases"]
-    for device, seconds in phases_of.items():
-        total = sum(seconds.values())
-        shares = ", ".join(f"{phase} {spent / total:.0%}" for phase, spent in seconds.items())
-        lines.append(f"{device:<{NAME}}{total * 1e3:,.1f} ms: {shares}")
-    return lines
+    return [*lines, f"Next: {typed('report')}, with predictions and phases"]
 
 
 def cell_table(cells: list[dict[str, Any]]) -> list[str]:
-    """One row a size and contestant, one column a batch. Sizes of which nothing was run are left to the predictions."""
-    run = {cell["parameters"] for cell in cells if cell["ms"] is not None}
-    cells = [cell for cell in cells if cell["parameters"] in run]
+    """Return a row for each size and contestant, with a column for each batch.
+
+    Sizes of which nothing was run are left out.
+    """
+    run_sizes = {cell["parameters"] for cell in cells if cell["ms"] is not None}
+    cells = [cell for cell in cells if cell["parameters"] in run_sizes]
     batches = sorted({cell["batch"] for cell in cells})
     rows: dict[tuple[int, str], dict[int, str]] = {}
     for cell in cells:
-        shown = f"{cell['ms']:,.1f}" if cell["ms"] is not None else "-"
-        rows.setdefault((cell["parameters"], _name(cell)), {})[cell["batch"]] = shown
-    head = (
-        f"[dim]{'parameters':<11}{'':<{NAME}}"
-        + "".join(f"{f'batch {batch}':>11}" for batch in batches)
-        + "[/dim]"
-    )
-    left_out = any(cell["ms"] is None for cell in cells)
-    return [
-        head,
-        *(
-            f"{parameters / 1e6:>7.3g} M  {name:<{NAME}}"
-            + "".join(f"{row.get(batch, ''):>11}" for batch in batches)
-            for (parameters, name), row in rows.items()
-        ),
-        *(
-            [
-                "[dim]- was not run: too long for this comparison, or too large; --json says which[/dim]"
-            ]
-            * left_out
-        ),
-    ]
+        shown = "-" if cell["ms"] is None else f"{cell['ms']:,.1f}"
+        rows.setdefault((cell["parameters"], name_contestant(cell)), {})[cell["batch"]] = shown
+    header = "".join(f"{f'batch {batch}':>11}" for batch in batches)
+    lines = [f"[dim]{'parameters':<11}{'':<{NAME_WIDTH}}{header}[/dim]"]
+    for (parameters, name), row in rows.items():
+        times = "".join(f"{row.get(batch, ''):>11}" for batch in batches)
+        lines.append(f"{parameters / 1e6:>7.3g} M  {name:<{NAME_WIDTH}}{times}")
+    if any(cell["ms"] is None for cell in cells):
+        lines.append("[dim]- was not run: too long, or too large; lapclip report says which[/dim]")
+    return lines
 
 
-def prediction_table(said: list[dict[str, Any]]) -> list[str]:
-    """One row a contestant, one column a size, at the largest batch that was predicted."""
-    if not said:
-        return []
-    batch = max(one["batch"] for one in said)
-    said = [one for one in said if one["batch"] == batch]
-    sizes = sorted({one["parameters"] for one in said})
-    rows: dict[str, dict[int, str]] = {}
-    for one in said:
-        rows.setdefault(_name(one), {})[one["parameters"]] = f"{one['ms'] / 1e3:,.2f}"
-    columns = "".join(f"{f'{size / 1e6:,.0f} M':>11}" for size in sizes)
-    return [
-        "",
-        f"seconds a step at batch {batch}, predicted by these fits, not measured",
-        f"[dim]{'':<{NAME}}{columns}[/dim]",
-        *(
-            f"{name:<{NAME}}" + "".join(f"{row.get(size, ''):>11}" for size in sizes)
-            for name, row in rows.items()
-        ),
-    ]
-
-
-def _name(entry: dict[str, Any]) -> str:
-    threads = entry["threads"] if entry["device"] == "cpu" else 0
-    return f"{entry['device']} {entry['dtype']}" + (
-        f", {threads} thread{'s' * (threads != 1)}" if threads else ""
-    )
+def name_contestant(cell: dict[str, Any]) -> str:
+    if cell["device"] != "cpu":
+        return f"{cell['device']} {cell['dtype']}"
+    return f"cpu {cell['dtype']}, {counted(cell['threads'], 'thread')}"

@@ -49,10 +49,6 @@ class Timing:
     def total(self) -> float:
         return sum(self.seconds)
 
-    def is_faster_than(self, other: Timing) -> bool:
-        """Return whether this is faster by more than noise."""
-        return self.median * MIN_SPEEDUP < other.median
-
     def __str__(self) -> str:
         return f"{self.median * 1e3:.1f} ms"
 

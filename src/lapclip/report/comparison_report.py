@@ -245,38 +245,22 @@ def _best_by_size(
 
 def _all_cells(saved: dict[str, Any]) -> list[Block]:
     rows: list[list[Any]] = []
-    for c in mappings(saved.get("cells")):
-        measured = [
-            milliseconds(c.get("ms")),
-            count(c.get("pairs_per_second")),
-            size(c.get("peak_memory_bytes")),
+    for cell in mappings(saved.get("cells")):
+        note = ""
+        if cell.get("skipped"):
+            note = f"not run: {cell['skipped']}"
+        row = [
+            f"{cell.get('model', '')} {parameters(cell.get('parameters'))}".strip(),
+            count(cell.get("batch")),
+            f"{cell.get('device', UNKNOWN)} {cell.get('dtype', '')}",
+            count(cell.get("threads")),
+            milliseconds(cell.get("ms")),
+            count(cell.get("pairs_per_second")),
+            size(cell.get("peak_memory_bytes")),
+            note,
         ]
-        joules = UNKNOWN if number(c.get("joules")) is None else f"{significant(c['joules'])} J"
-        device = f"{c.get('device', UNKNOWN)} {c.get('dtype', '')}"
-        name = f"{c.get('model', '')} {parameters(c.get('parameters'))}".strip()
-        note = f"not run: {c['skipped']}" if c.get("skipped") else ""
-        rows.append(
-            [
-                name,
-                count(c.get("batch")),
-                device,
-                count(c.get("used_threads")),
-                *measured,
-                joules,
-                note,
-            ]
-        )
-    columns = [
-        "model",
-        "batch",
-        "device",
-        "threads",
-        "step",
-        "pairs/s",
-        "peak memory",
-        "energy",
-        "",
-    ]
+        rows.append(row)
+    columns = ["model", "batch", "device", "threads", "step", "pairs/s", "peak memory", ""]
     return [Table(columns, rows, folded="Every cell")] if rows else []
 
 

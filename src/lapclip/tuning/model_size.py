@@ -6,14 +6,14 @@ import math
 from functools import cache
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
-from lapclip.config import ModelConfig
+from lapclip.config import STAGES, ModelConfig
 from lapclip.machine.device import DTYPES, Device
 from lapclip.measure.timing import Timer
 from lapclip.model import clip
 from lapclip.model.clip import CLIP
 from lapclip.model.kernels import has_onednn, linear
+from lapclip.model.sizes import block_widths
 
 MAX_RATE_ROWS = 2048
 RATE_SECONDS = 0.2
@@ -27,21 +27,49 @@ def count_parameters(shape: ModelConfig) -> int:
         return clip.count_parameters(CLIP(shape))
 
 
-@cache
 def count_operations(shape: ModelConfig, batch: int, caption_tokens: int) -> float:
-    """Return the operations of a step's matrix products, forward and backward.
+    """Return about how many operations the matrix products of a step have, forward and backward.
 
-    A product of (m, k) and (k, n) has 2 m k n operations. Norms, softmax, GELU, the loss and the
-    optimizer do not count.
+    A product of (m, k) and (k, n) has 2 m k n operations. The backward pass has twice as many
+    products as the forward pass. Norms, softmax, GELU, the loss and the optimizer do not count.
     """
-    with torch.device("meta"):
-        model = CLIP(shape)
-        pixels = torch.empty(1, 3, shape.image_size, shape.image_size)
-        tokens = torch.zeros(1, caption_tokens, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            embeddings = model.encode_image(pixels), model.encode_text(tokens)
-            torch.cat(embeddings).sum().backward()
-    return float(batch * counter.get_total_flops())
+    if shape.image_tower == "convolutions":
+        operations = count_convolution_operations(shape)
+    else:
+        patches = (shape.image_size // shape.patch) ** 2
+        operations = 2 * patches * shape.image_width * 3 * shape.patch**2
+        operations += count_block_operations(
+            shape.class_tokens + patches,
+            shape.image_width,
+            shape.image_hidden,
+            shape.image_layers,
+        )
+    operations += count_block_operations(
+        caption_tokens, shape.text_width, shape.text_hidden, shape.text_layers
+    )
+    return 3.0 * batch * operations
+
+
+def count_block_operations(tokens: int, width: int, hidden: int, layers: int) -> int:
+    """Return the operations of a transformer's blocks in the forward pass.
+
+    The last block computes only keys and values for all tokens, and the rest for the pooled one.
+    """
+    projections_and_mlp = 2 * tokens * (4 * width**2 + 2 * width * hidden)
+    attention = 4 * tokens**2 * width
+    return (layers - 1) * (projections_and_mlp + attention) + 4 * tokens * width**2
+
+
+def count_convolution_operations(shape: ModelConfig) -> int:
+    """Return the operations of a convolutional tower in the forward pass."""
+    side, half_width = shape.image_size // 2, shape.image_width // 2
+    products = 9 * side**2 * half_width * (3 + shape.image_width)  # the stem
+    blocks_per_stage = shape.image_layers // STAGES
+    for block, (inputs, outputs) in enumerate(block_widths(shape)):
+        if block % blocks_per_stage == 0:
+            side = math.ceil(side / 2)
+        products += 9 * side**2 * (inputs + outputs) * outputs
+    return 2 * products
 
 
 def measure_product_rate(

@@ -63,13 +63,14 @@ class Resolved:
 
 def resolve_auto(config: Config, plan: BatchPlan, longest_caption: int, status: Status) -> Resolved:
     """Decide everything that is "auto"."""
-    if is_partly_frozen(config):
-        return resolve_frozen(config, longest_caption)
-    refuse_what_cannot_fit(config, longest_caption)
-    batch = plan.batch(1)
-    tuning, origin = find_tuning(config, batch, status)
+    tuning, origin, caption_tokens = None, "", longest_caption
+    if not is_partly_frozen(config):
+        refuse_what_cannot_fit(config, longest_caption)
+        batch = plan.batch(1)
+        caption_tokens = batch.tokens_BL.shape[1]
+        tuning, origin = find_tuning(config, batch, status)
     if tuning is None:
-        resolved = resolve_untimed(config, batch, longest_caption)
+        resolved = resolve_untimed(config, caption_tokens, longest_caption)
     else:
         resolved = apply_tuning(config, tuning, origin, longest_caption)
     loader_threads, reason = choose_loader_threads(
@@ -126,32 +127,6 @@ def is_partly_frozen(config: Config) -> bool:
     return has_network or not trains_all
 
 
-def resolve_frozen(config: Config, longest_caption: int) -> Resolved:
-    """Decide the settings of a run that trains only part of its model."""
-    train, model = config.train, config.model
-    device, device_reason = choose_device(train.device)
-    threads, threads_reason = choose_threads(train)
-    reasons = {
-        "train.device": device_reason,
-        "train.loader_threads": "one is enough for what is not frozen",
-        "train.threads": threads_reason,
-        "train.dtype": "asked for",
-        "train.compile": "only part of the model learns",
-    }
-    if train.dtype == AUTO:
-        train = replace(train, dtype="float32")
-        reasons["train.dtype"] = "what pretrained weights are kept in"
-    if train.loader_threads == AUTO:
-        train = replace(train, loader_threads=1)
-    prepare_device(device, threads)
-    train = replace(train, device=device.kind, threads=threads, compile="none")
-    forms = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
-    if not (model.image_from or model.text_from):
-        forms, why_forms = choose_kernels(model, train, longest_caption, device)
-        reasons |= why_forms
-    return Resolved(replace(config, train=replace(train, **forms)), device, reasons)
-
-
 def choose_threads(train: TrainConfig) -> tuple[int, str]:
     """Return the CPU threads of a run that is not tuned, and why."""
     if train.threads == AUTO:
@@ -167,11 +142,11 @@ def refuse_what_cannot_fit(config: Config, longest_caption: int) -> None:
         check_memory(*arguments, devices[0])
 
 
-def resolve_untimed(config: Config, batch: Batch, longest_caption: int) -> Resolved:
+def resolve_untimed(config: Config, caption_tokens: int, longest_caption: int) -> Resolved:
     """Take the accelerator if there is one, float32 and torch's threads. Only kernels are timed."""
-    train = config.train
+    train, model = config.train, config.model
+    is_frozen = is_partly_frozen(config)
     device, device_reason = choose_device(train.device)
-    check_memory(config.model, train, longest_caption, device)
     threads, threads_reason = choose_threads(train)
     reasons = {
         "train.device": device_reason,
@@ -180,15 +155,23 @@ def resolve_untimed(config: Config, batch: Batch, longest_caption: int) -> Resol
     }
     if train.dtype == AUTO:
         train = replace(train, dtype="float32")
-        reasons["train.dtype"] = "the run is too short to time others"
+        reasons["train.dtype"] = "others are not timed for this run"
     prepare_device(device, threads)
-    compile, reasons["train.compile"] = choose_compile(train.compile, device)
+    if is_frozen:
+        compile, compile_reason = "none", "only part of the model learns"
+    else:
+        check_memory(model, train, longest_caption, device)
+        compile, compile_reason = choose_compile(train.compile, device)
+    reasons["train.compile"] = compile_reason
     train = replace(train, device=device.kind, threads=threads, compile=compile)
-    caption_tokens = batch.tokens_BL.shape[1]
-    forms, why_forms = choose_kernels(config.model, train, caption_tokens, device)
+    forms = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
+    if not (model.image_from or model.text_from):
+        forms, why_forms = choose_kernels(model, train, caption_tokens, device)
+        reasons |= why_forms
     train = replace(train, **forms)
-    check_memory(config.model, train, longest_caption, device)  # some forms take more than others
-    return Resolved(replace(config, train=train), device, reasons | why_forms)
+    if not is_frozen:
+        check_memory(model, train, longest_caption, device)  # some forms take more than others
+    return Resolved(replace(config, train=train), device, reasons)
 
 
 def time_batches(plan: BatchPlan, threads: int) -> float:
@@ -215,18 +198,15 @@ def choose_loader_threads(
         return 1, "one prepares the next batch while a step runs"
     plan.batch(1)  # the first draws the order of the epoch
     limit = MAX_LOADER_SHARE * step_seconds
-    times = {1: time_batches(plan, 1)}
-    while times[max(times)] > limit and 2 * max(times) <= logical_cores():
-        threads = 2 * max(times)
-        times[threads] = time_batches(plan, threads)
-    best = min(times, key=lambda threads: (times[threads] > limit, round(times[threads], 4)))
-    others = [
-        f", {seconds * 1e3:.1f} ms by {threads}"
-        for threads, seconds in times.items()
-        if threads != best
-    ]
-    return best, (
-        f"a batch is ready every {times[best] * 1e3:.1f} ms by {best}{''.join(others)}; "
+    threads = 1
+    seconds = {threads: time_batches(plan, threads)}
+    while seconds[threads] > limit and 2 * threads <= logical_cores():
+        threads *= 2
+        seconds[threads] = time_batches(plan, threads)
+    if seconds[threads] > limit:  # none keeps up
+        threads = min(seconds, key=lambda threads: round(seconds[threads], 4))
+    return threads, (
+        f"a batch is ready every {seconds[threads] * 1e3:.1f} ms; "
         f"a step takes {step_seconds * 1e3:.1f} ms"
     )
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from lapclip.config import ModelConfig
-from lapclip.measure.timing import MIN_SPEEDUP
 from lapclip.text import counted
+from lapclip.text import parameters as describe_parameters
 from lapclip.tuning.model_size import count_operations, count_parameters
 
 CAPTION_TOKENS = 32  # about a sentence
@@ -80,10 +80,9 @@ class Contestant:
     device: str
     dtype: str
     threads: int
-    """CPU threads. 0 is the fastest number, found for each cell."""
 
     def __str__(self) -> str:
-        if self.device == "cpu" and self.threads:
+        if self.device == "cpu":
             return f"{self.device} {self.dtype}, {counted(self.threads, 'thread')}"
         return f"{self.device} {self.dtype}"
 
@@ -100,11 +99,9 @@ class Cell:
     work: float
     batch: int
     layers: int = 0
-    used_threads: int | None = None
     ms: float | None = None
     pairs_per_second: float | None = None
     peak_memory_bytes: int | None = None
-    joules: float | None = None
     fitted_ms: float | None = None
     skipped: str | None = None
     too_large: bool = False
@@ -232,7 +229,7 @@ def find_crossover(cells: Sequence[Cell]) -> dict[str, Any]:
     """Return for each batch the model size from which on the accelerator wins, and a sentence."""
     devices = list(dict.fromkeys(cell.device for cell in cells))
     if len(devices) < 2:
-        return {"text": compare_one_device(cells), "points": []}
+        return {"text": f"{devices[0]} is the only device here", "points": []}
     accelerator = next(device for device in devices if device != "cpu")
     points = []
     for batch in BATCHES:
@@ -252,7 +249,7 @@ def find_crossover(cells: Sequence[Cell]) -> dict[str, Any]:
         text = f"{accelerator} wins everywhere that was tried"
     else:
         places = [
-            f"from {describe_size(point['parameters'])} parameters at batch {point['batch']}"
+            f"from {describe_parameters(point['parameters'])} parameters at batch {point['batch']}"
             for point in wins
         ]
         text = f"{accelerator} wins {'; '.join(places)}"
@@ -266,34 +263,6 @@ def find_winner(cells: Sequence[Cell], size: tuple[int, int]) -> str | None:
         if cell.size == size and cell.known_ms is not None:
             times[cell.device] = min(cell.known_ms, times.get(cell.device, cell.known_ms))
     return min(times, key=times.__getitem__) if times else None
-
-
-def compare_one_device(cells: Sequence[Cell]) -> str:
-    """Return which precision and threads win, over the cells that several contestants ran."""
-    by_size: dict[tuple[int, int], dict[Contestant, float]] = {}
-    for cell in cells:
-        if cell.ms:
-            by_size.setdefault(cell.size, {})[cell.contestant] = cell.ms
-    ratios: dict[Contestant, list[float]] = {}
-    for times in by_size.values():
-        if len(times) > 1:
-            fastest = min(times.values())
-            for contestant, ms in times.items():
-                ratios.setdefault(contestant, []).append(ms / fastest)
-    device = cells[0].device if cells else "nothing"
-    if not ratios:
-        return f"{device} is the only device here"
-    means = {contestant: statistics.geometric_mean(each) for contestant, each in ratios.items()}
-    best = min(means, key=means.__getitem__)
-    others = [
-        f"{mean / means[best]:.2f}x {contestant}"
-        for contestant, mean in means.items()
-        if contestant != best
-    ]
-    return (
-        f"{device} is the only device here, so precisions and threads are compared: "
-        f"{best} is {', '.join(others)}"
-    )
 
 
 def predict_larger_models(fits: Sequence[Fit]) -> list[dict[str, Any]]:
@@ -324,34 +293,11 @@ def recommend(cells: Sequence[Cell]) -> list[dict[str, Any]]:
         best = max(timed, key=lambda cell: cell.pairs_per_second or 0.0)
         rate = best.pairs_per_second or 0.0
         digits = 0 if rate >= 10 else 1
-        text = f"{best.contestant}, {rate:,.{digits}f} pairs/s at batch {best.batch}"
         recommendation = {
             **asdict(best.contestant),
             "parameters": parameters,
             "batch": best.batch,
-            "text": f"{text}, {compare_with_others(best, timed)}",
+            "text": f"{best.contestant}, {rate:,.{digits}f} pairs/s at batch {best.batch}",
         }
         recommendations.append(recommendation)
     return recommendations
-
-
-def compare_with_others(best: Cell, cells: Sequence[Cell]) -> str:
-    """Compare the best contestant with the next one, at the largest batch that both ran."""
-    own_ms = {cell.batch: cell.ms or 0.0 for cell in cells if cell.contestant == best.contestant}
-    others = [cell for cell in cells if cell.contestant != best.contestant and cell.batch in own_ms]
-    if not others:
-        return "nothing else was run"
-    batch = max(cell.batch for cell in others)
-    second = min((cell for cell in others if cell.batch == batch), key=lambda cell: cell.ms or 0.0)
-    ratio = (second.ms or 0.0) / own_ms[batch]
-    place = "" if batch == best.batch else f"at batch {batch} "
-    if 1 / MIN_SPEEDUP < ratio < MIN_SPEEDUP:
-        return f"{place}as fast as {second.contestant}"
-    return f"{place}{ratio:.2f}x {second.contestant}"
-
-
-def describe_size(parameters: float) -> str:
-    """Return a number of parameters for people."""
-    if parameters >= 1e9:
-        return f"{parameters / 1e9:.1f} B"
-    return f"{parameters / 1e6:.3g} M"

@@ -15,7 +15,7 @@ import gc
 import json
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -52,9 +52,9 @@ class StepMemory:
     """Bytes in use at the peak of a step. All but `peak` and `traffic` add up to `peak`."""
 
     peak: int
-    """Memory of the process on the CPU, of torch's allocator on an accelerator."""
+    """Memory of the process."""
     process: int
-    """Python, torch and its libraries before there is a model. 0 on an accelerator."""
+    """Python, torch and its libraries before there is a model."""
     parameters: int
     """Weights, and their rounded copy in half precision."""
     gradients: int
@@ -161,22 +161,19 @@ class Ledger(TorchDispatchMode):
         return tensor
 
 
-def measure_step_memory(workload: Workload, device: Device) -> StepMemory:
-    """Measure the memory of a step by its owners.
+def measure_step_memory(workload: Workload) -> StepMemory:
+    """Measure the memory of a step on the CPU by its owners.
 
-    Runs in a new process on the CPU, because only there the peak of the process is the step's.
+    Runs in a new process, because only there the peak of the process is the step's.
     """
-    if device.is_cpu:
-        request = {"shape": asdict(workload.shape), "train": asdict(workload.train)}
-        return StepMemory(**run_in_new_process(__name__, request))
-    return measure_here(workload, device, device.forget_peak)
+    request = {"shape": asdict(workload.shape), "train": asdict(workload.train)}
+    return StepMemory(**run_in_new_process(__name__, request))
 
 
-def measure_here(
-    workload: Workload, device: Device, forget_peak: Callable[[], object] = lambda: None
-) -> StepMemory:
-    """Measure in this process, which must be new or able to forget its peak."""
+def measure_here(workload: Workload) -> StepMemory:
+    """Measure the memory of a step in this process, which must be new."""
     # Draw the images and train a small model first: what libraries set up is not the step's.
+    device = Cpu()
     some_pairs(workload.train.batch_size, workload.shape.image_size)
     small = Rehearsal(Workload(SHAPES["tiny"], workload.train), device)
     small.step_once()
@@ -184,8 +181,7 @@ def measure_here(
     del small
     gc.collect()
     device.release_memory()  # otherwise memory of the small model would be used again, uncounted
-    forget_peak()
-    process = system_memory.memory_bytes() if device.is_cpu else device.peak_memory_bytes()
+    process = system_memory.memory_bytes()
     rehearsal = Rehearsal(workload, device)
     assert isinstance(rehearsal.step, TrainStep), "a recorded step cannot be followed"
     rehearsal.step_once()
@@ -280,4 +276,4 @@ if __name__ == "__main__":
     request = json.loads(sys.argv[1])
     workload = Workload(ModelConfig(**request["shape"]), TrainConfig(**request["train"]))
     prepare_device(Cpu(), int(workload.train.threads))
-    print(json.dumps(asdict(measure_here(workload, Cpu()))))
+    print(json.dumps(asdict(measure_here(workload))))

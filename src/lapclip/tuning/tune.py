@@ -28,7 +28,12 @@ from lapclip.measure.timing import MIN_SPEEDUP, Clock, Timing
 from lapclip.progress import Status
 from lapclip.text import counted, short_duration
 from lapclip.training.fallback import MEMORY, cause_of, smaller
-from lapclip.training.memory import SHARE_OF_MEMORY, check_memory, predict_bytes
+from lapclip.training.memory import (
+    SHARE_OF_MEMORY,
+    check_memory,
+    largest_micro_batch,
+    predict_bytes,
+)
 from lapclip.tuning.compiling import time_compiling
 from lapclip.tuning.kernels import MAX_SECONDS as KERNEL_SECONDS
 from lapclip.tuning.kernels import choose_kernels
@@ -54,20 +59,12 @@ class NothingWorks(ConfigError):
 class Rejection:
     """A setting that was not chosen."""
 
-    setting: Setting
+    choices: Setting
     reason: str
     step_seconds: float | None = None
     """Time of a step, if it was timed."""
     least_seconds: float | None = None
     """Time that the products of a step take, if that was the reason."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "choices": asdict(self.setting),
-            "reason": f"{self.setting}: {self.reason}",
-            "step_seconds": self.step_seconds,
-            "least_seconds": self.least_seconds,
-        }
 
 
 @dataclass(frozen=True)
@@ -156,7 +153,7 @@ class Tuner:
                 {**asdict(setting), "step_seconds": seconds}
                 for setting, seconds in self._step_seconds.items()
             ],
-            rejected=[rejection.to_dict() for rejection in self._rejections],
+            rejected=[asdict(rejection) for rejection in self._rejections],
             seconds=self._clock() - self._start,
             warnings=self.warnings,
         )
@@ -174,14 +171,8 @@ class Tuner:
             what = f"{what}; about {short_duration(self.seconds_left)} left"
         self._status(what)
 
-    def _reject(
-        self,
-        setting: Setting,
-        reason: str,
-        step_seconds: float | None = None,
-        least_seconds: float | None = None,
-    ) -> None:
-        self._rejections.append(Rejection(setting, reason, step_seconds, least_seconds))
+    def _reject(self, setting: Setting, reason: str, **seconds: float) -> None:
+        self._rejections.append(Rejection(setting, f"{setting}: {reason}", **seconds))
 
     def _reject_for_time(self, setting: Setting) -> None:
         self._reject(setting, f"not tried: {self.seconds_left:.0f} s of the budget are left")
@@ -316,7 +307,7 @@ class Tuner:
                 for setting, seconds in self._list_timed()
                 if setting.device == chosen.device
             }
-            comparison = self._compare(chosen, chosen.dtype, rivals, "dtype")
+            comparison = self._compare(chosen, chosen.dtype, rivals)
             reasons["dtype"] = f"{comparison}; {agreement}"
         return chosen, reasons
 
@@ -328,7 +319,7 @@ class Tuner:
         rivals: dict[str, float] = {}
         for setting, seconds in self._list_timed():
             rivals[setting.device] = min(seconds, rivals.get(setting.device, seconds))
-        return self._compare(chosen, chosen.device, rivals, "device")
+        return self._compare(chosen, chosen.device, rivals)
 
     def _choose_threads(self, chosen: Setting) -> tuple[Setting, str]:
         """Try other numbers of CPU threads than torch's own. An accelerator is fed by one."""
@@ -378,35 +369,18 @@ class Tuner:
         timed = list(self._step_seconds.items())
         for rejection in self._rejections:
             if rejection.step_seconds is not None:
-                timed.append((rejection.setting, rejection.step_seconds))
+                timed.append((rejection.choices, rejection.step_seconds))
         return timed
 
-    def _compare(
-        self, chosen: Setting, own_name: str, rivals: dict[str, float], field: str | None = None
-    ) -> str:
-        """Compare a setting with the best rival of another name.
-
-        Without one, with the setting that has another value of `field` and was ruled out by its
-        products alone.
-        """
+    def _compare(self, chosen: Setting, own_name: str, rivals: dict[str, float]) -> str:
+        """Compare a setting with the best rival of another name."""
         seconds = self._step_seconds[chosen]
         others = {name: rival for name, rival in rivals.items() if name != own_name}
-        if others:
-            name = min(others, key=others.__getitem__)
-            times = f"{milliseconds(seconds)} a step against {milliseconds(others[name])}"
-            return f"{others[name] / seconds:.2f}x {name} here ({times})"
-        least: dict[str, float] = {}
-        for rejection in self._rejections:
-            setting = rejection.setting
-            if field and rejection.least_seconds and getattr(setting, field) != own_name:
-                least[f"{setting.device} {setting.dtype}"] = rejection.least_seconds
-        if not least:
+        if not others:
             return f"{milliseconds(seconds)} a step; nothing else was timed"
-        name = min(least, key=least.__getitem__)
-        return (
-            f"{milliseconds(seconds)} a step; "
-            f"the products of {name} alone take {milliseconds(least[name])}"
-        )
+        name = min(others, key=others.__getitem__)
+        times = f"{milliseconds(seconds)} a step against {milliseconds(others[name])}"
+        return f"{others[name] / seconds:.2f}x {name} here ({times})"
 
 
 def planned_steps(train: TrainConfig, step_seconds: float) -> int:
@@ -430,18 +404,17 @@ def find_micro_batch(
         check_memory(model, train, caption_tokens, device)
         return train.micro_batch, "asked for"
     free = device.free_bytes()
-    size = train.batch_size
-    while True:
-        micro_batch = 0 if size == train.batch_size else size
-        trial = replace(train, device=device.kind, micro_batch=micro_batch)
-        needed = predict_bytes(model, trial, caption_tokens).total
-        memory = f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
-        if needed <= SHARE_OF_MEMORY * free:
-            part = "a part of the batch" if micro_batch else "the whole batch"
-            return micro_batch, f"{part} fits: {memory}"
-        if size == 1:
-            raise LapclipError(f"too large for memory: {memory}, one pair at a time")
-        size = (size + 1) // 2
+    pairs = largest_micro_batch(
+        model, train, caption_tokens, device, free=round(SHARE_OF_MEMORY * free)
+    )
+    trial = replace(train, device=device.kind, micro_batch=pairs or 1)
+    needed = predict_bytes(model, trial, caption_tokens).total
+    memory = f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
+    if pairs is None:
+        raise LapclipError(f"too large for memory: {memory}, one pair at a time")
+    if pairs == train.batch_size:
+        return 0, f"the whole batch fits: {memory}"
+    return pairs, f"a part of the batch fits: {memory}"
 
 
 def describe_tuning(tuning: Tuning, loader_threads: int, loader_reason: str) -> dict[str, Any]:

@@ -19,7 +19,6 @@ def tiny_bench(**changes: Any) -> Bench:
         "small_shape": TINY,
         "batches": (8, 12),
         "rounds": 1,
-        "loss_steps": 6,
         "copy_bytes": 1 << 20,
         "product_size": 64,
         "accelerator": None,

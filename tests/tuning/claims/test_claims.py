@@ -48,19 +48,10 @@ def transfer(plain: float, pinned: float | None = None) -> operations.Transfer:
     return operations.Transfer(plain, pinned, shares_memory=True)
 
 
-def precisions(bfloat16: float, float16: float) -> steps.PrecisionTrial:
-    small = {"float32": 1.0, "float16": float16}
-    return steps.PrecisionTrial({"float32": 1.0, "bfloat16": bfloat16}, small, {"float32": 0})
-
-
 def batches(**gigabytes: float) -> list[steps.BatchSize]:
     rates = {8: 2.0, 12: 3.0, 16: 9.0}
     peaks = {8: 1e9, 12: 3e9, 16: 9e9} | {int(key[1:]): size for key, size in gigabytes.items()}
     return [steps.BatchSize(size, rate, peaks[size]) for size, rate in rates.items()]
-
-
-def loading(seconds: float) -> steps.LoadingSeconds:
-    return steps.LoadingSeconds(seconds, 0.1)
 
 
 def energy(joules: float) -> finished_runs.RunEnergy:
@@ -79,12 +70,12 @@ HOLDING_AND_FAILING: dict[int, list[tuple[Any, Any]]] = {
     3: [(step(1.0, 1.1), step(1.0, 0.9))],
     4: [((step(1, 2), step(2, 1)), (step(2, 1), step(2, 1)))],
     5: [(transfer(1e-5), transfer(1e-3))],
-    6: [(precisions(1.05, 2.0), precisions(0.5, 2.0)), (precisions(1.0, 1.0), precisions(1.0, 0.5))],
+    6: [({"float32": 1.0, "bfloat16": 1.05}, {"float32": 1.0, "bfloat16": 0.5})],
     7: [(SHARES, SHARES | {"forward": 0.30, "backward": 0.613})],
     8: [(memory(), memory(parameters=307, activations=2_000))],
     9: [(steps.CheckpointSize(921_000_000, 76_735_489), steps.CheckpointSize(307_000_000, 1))],
     10: [({4: 1.1, 8: 1.0}, {4: 1.0, 8: 1.1})],
-    11: [((loading(1.1), loading(1.0)), (loading(1.0), loading(1.0)))],
+    11: [((1.1, 1.0), (1.0, 1.0))],
     12: [(batches(), batches(_16=4e9))],
     13: [({1: 0.07, 15: 0.18}, {1: 0.07, 15: 0.07})],
     14: [({"image.0": 0.015, "text.0": 0.042}, {"image.0": 0.015, "text.0": 0.5})],

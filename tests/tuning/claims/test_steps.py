@@ -47,7 +47,7 @@ def test_threads_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = steps.time_threads(tiny_bench())
     set_threads(1)
     assert list(seconds) == [1, 2, 4, 8]
-    assert counts[-5:] == [4, 8, 2, 1, steps.CLAIMED_THREADS]
+    assert counts == [1, 2, 4, 8] * 2 + [steps.CLAIMED_THREADS]
 
 
 def test_both_ways_to_load_feed_the_same_batches() -> None:
@@ -61,21 +61,10 @@ def test_both_ways_to_load_feed_the_same_batches() -> None:
 
     setattr(rehearsal, "step", watched)  # noqa: B010
     for workers in (0, 1):
-        loading = steps.time_loading(rehearsal, workers, steps=2)
-        assert loading.start > 0
-        assert loading.step > 0
+        assert steps.time_loading(rehearsal, workers, steps=2) > 0
     assert captions[:3] == captions[3:]
     assert captions[0] != captions[1]
 
 
-def test_precisions_are_timed_in_turns() -> None:
-    trial = steps.try_precisions(tiny_bench())
-    assert set(trial.step) == {"float32", "bfloat16"}
-    assert set(trial.small_step) == set(trial.spikes) >= {"float32", "bfloat16"}
-
-
-def test_spikes_are_counted() -> None:
-    calm = [2.0, 1.9, 1.9, 1.8, 1.8, 1.7, 1.6]
-    assert steps.count_spikes(calm) == 0
-    assert steps.count_spikes([*calm, 5.0, 1.6]) == 1
-    assert steps.count_spikes([*calm, float("nan")]) == 1
+def test_both_precisions_are_timed() -> None:
+    assert set(steps.time_precisions(tiny_bench())) == {"float32", "bfloat16"}

@@ -51,7 +51,7 @@ CHECKS: dict[int, Check] = {
     3: Check(steps.measure_published_step, steps.judge_cpu_is_faster),
     4: Check(steps.measure_both_sides_of_thresholds, steps.judge_thresholds),
     5: Check(operations.measure_transfer, operations.judge_free_transfer),
-    6: Check(steps.try_precisions, steps.judge_half_precision),
+    6: Check(steps.time_precisions, steps.judge_half_precision),
     7: Check(steps.measure_phases, steps.judge_phases),
     8: Check(steps.measure_memory, steps.judge_memory),
     9: Check(steps.measure_checkpoint, steps.judge_checkpoint),

@@ -13,11 +13,11 @@ from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import Device
 from lapclip.measure.timing import Timer
 from lapclip.model.shapes import SHAPES
-from lapclip.training.cuda_graph import WARM_UP
 from lapclip.tuning.claims.finding import CannotMeasure
 from lapclip.tuning.model_size import count_parameters
 from lapclip.tuning.rehearsal import Rehearsal, Workload, make_workload
 from lapclip.tuning.step_memory import StepMemory, measure_step_memory
+from lapclip.tuning.trial import Trial
 
 BYTES_PER_PARAMETER = 40  # weights, gradients and Adam's averages, and as much for activations
 
@@ -34,12 +34,11 @@ class Bench:
     shape: ModelConfig = SHAPES["seed"]
     larger_shape: ModelConfig = SHAPES["vit-b-32"]
     small_shape: ModelConfig = SHAPES["tiny"]
-    """A model for measurements that take many steps."""
+    """A model for what does not depend on the size."""
     batch: int = 12
     large_batch: int = 32
     batches: tuple[int, ...] = (8, 12, 16, 24)
     rounds: int = 2
-    loss_steps: int = 50
     copy_bytes: int = 1 << 28
     product_size: int = 512
     cpu: Device = field(default_factory=Cpu)
@@ -77,7 +76,7 @@ class Bench:
     def memory(self) -> StepMemory:
         """The memory of a step of the published model on the CPU."""
         self.check_free_memory()
-        return measure_step_memory(self.workload, self.cpu)
+        return measure_step_memory(self.workload)
 
     @cached_property
     def phases(self) -> dict[str, float]:
@@ -92,6 +91,7 @@ class Bench:
     def time_step(self, shape: ModelConfig, batch: int, device: Device) -> float:
         """Return the seconds of a step, sent to the device in the fastest known way."""
         rehearsal = Rehearsal(make_workload(shape, batch, device, compile=AUTO), device)
-        warm_up_steps = 1 if device.is_cpu else WARM_UP + 2
-        timer = Timer(device.synchronise, self.rounds + 1, warm_up_rounds=warm_up_steps)
-        return timer.time_one(rehearsal.repeat_batch()).median
+        trial = Trial(rehearsal.step, rehearsal.plan.batch(1), device)
+        trial.warm_up()
+        timer = Timer(device.synchronise, self.rounds + 1, warm_up_rounds=0)
+        return timer.time_one(trial.step_once).median
