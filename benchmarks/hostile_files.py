@@ -3,9 +3,10 @@
     .venv/bin/python benchmarks/hostile_files.py [--files 1000] [--format tar] [--case 17] [--seed 0] [--jobs 2]
 
 Each file must be read, or give rows that are skipped, or an error of ours; within a second or two, and with at most
-500 MB of memory more than the process had at rest. Processes of their own read the files, many each, with a limit on
-their memory where the system has one; one that dies or does not answer counts against the file it was given, and
-another goes on. `--format NAME --case N` repeats one file in this process, with its traceback.
+1.2 GB of memory more than the process had at rest, which the largest image that is decoded takes (89 million pixels).
+Processes of their own read the files, many each, with a limit on their memory where the system has one; one that dies
+or does not answer counts against the file it was given, and another goes on.
+`--format NAME --case N` repeats one file in this process, with its traceback.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from typing import Any
 
 import numpy as np
 
-MOST_MEMORY = 500
+MOST_MEMORY = 1200
 """MB more than at rest."""
-MOST_ADDRESSES = 1500
+MOST_ADDRESSES = 2200
 """MB of addresses more than at rest, where the system can limit them: more than memory, because not all are used."""
 MOST_SECONDS = 10.0
 

@@ -60,7 +60,10 @@ CASES = {
     "embed --out": Case(
         ["embed", "photos", "--model", "mine", "--out", "out.npy"],
         ["out.npy", "out-captions.npy", "out.json"],
-        25_000,
+        20_000,
+    ),
+    "data check --page": Case(
+        ["data", "check", "photos", "--page", "out.html"], ["out.html"], 10_000
     ),
 }
 

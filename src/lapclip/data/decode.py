@@ -17,7 +17,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageCms
+from PIL import Image, ImageChops, ImageCms
 
 from lapclip.data.copies import SCAN, jpeg_segments
 from lapclip.errors import DataError, first_line
@@ -293,9 +293,7 @@ def to_rgb(image: Image.Image, profile: bytes | None) -> tuple[Image.Image, set[
     if image.mode != "RGB":
         image = image.convert("RGB")
     if alpha is not None:
-        background = Image.new("RGB", image.size, "white")
-        background.paste(image, mask=alpha)
-        image = background
+        image.paste("white", mask=ImageChops.invert(alpha))
         marks.add("transparent")
     return image, marks
 
@@ -327,8 +325,10 @@ def to_eight_bits(image: Image.Image) -> Image.Image:
     low, high = float(values.min()), float(values.max())
     if not 0 <= low <= high <= white:  # also if a value is not a number
         raise DataError(f"its values are from {low:g} to {high:g}, not from 0 to {white:g}")
-    scaled = values.astype(np.float32) * np.float32(255 / white)
-    return Image.fromarray(np.rint(scaled).astype(np.uint8))
+    scaled = values.astype(np.float32)
+    scaled *= np.float32(255 / white)
+    np.rint(scaled, out=scaled)
+    return Image.fromarray(scaled.astype(np.uint8))
 
 
 def find_alpha(image: Image.Image) -> Image.Image | None:
