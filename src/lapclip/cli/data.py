@@ -135,7 +135,6 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         images = f"{sides}; {images}"
     cut = f"{tokens['cut']:,} would be cut" if tokens["cut"] else "none is cut"
     lengths = f"{tokens['median']:.0f} tokens in the middle, {tokens['longest']} at most"
-    scripts = ", ".join(f"{script} {count:,}" for script, count in found["scripts"].items())
     epoch = f"about {duration(needs['epoch_seconds'])} with recipe {found['recipe']}"
     if needs["features_seconds"]:
         features = duration(needs["features_seconds"])
@@ -147,7 +146,6 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("images", images),
         ("captions", f"{lengths}; room for {tokens['limit']}, {cut}"),
         ("tokenizer", found["tokenizer"]["reason"]),
-        ("scripts", scripts or "none known"),
         ("an epoch", f"{epoch}: {needs['epoch_seconds_from']}"),
     ]
     for split, best in found["ceilings"].items():

@@ -29,7 +29,7 @@ from lapclip.data.check_data import (
     CheckedData,
     ImageFacts,
     ceilings,
-    count_scripts,
+    count_latin,
     find_all,
     inspect_images,
 )
@@ -200,7 +200,6 @@ def check_data(
             "vocabulary": tokenizer.vocabulary,
             "reason": why_tokenizer,
         },
-        "scripts": {script: len(members) for script, members in count_scripts(captions).items()},
         "picture_pixels": _describe_sizes(facts),
         "needs": {
             "source_bytes": sum(each.size for each in facts),
@@ -228,9 +227,10 @@ def _check_belonging(
     None if that cannot be measured: without the towers, with too few images, or in scripts that the text tower does not
     know. It is not measured for drawn images and for names of classes, which always belong.
     """
-    latin = len(count_scripts(captions).get("Latin", ()))
     always_belong = listing.drawn is not None or listing.table.classes
-    if always_belong or not towers_installed() or latin < MIN_LATIN_SHARE * len(captions):
+    if always_belong or not towers_installed():
+        return None
+    if count_latin(captions) < MIN_LATIN_SHARE * len(captions):
         return None
     from lapclip.commands.probe import Callbacks, check_belonging  # brings torch
 

@@ -1,7 +1,7 @@
 """What `lapclip data check` finds in a data set: what is odd, how often, where, and what is done with it or what to do.
 
-First facts about captions: their scripts, what they cost in tokens, and the best scores that equal ones allow. Then one
-pass over every image: its bytes are read once, in threads, and only a few facts of it are kept. Then the findings.
+First the best scores that equal captions allow. Then one pass over every image: its bytes are read once, in threads, and
+only a few facts of it are kept. Then the findings.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import regex
@@ -33,35 +33,12 @@ from lapclip.errors import DataError
 from lapclip.progress import Progress
 from lapclip.text import printable
 
-SCRIPTS = (
-    "Latin", "Han", "Hiragana", "Katakana", "Hangul", "Cyrillic", "Arabic", "Hebrew", "Greek", "Devanagari", "Bengali",
-    "Tamil", "Telugu", "Thai", "Georgian", "Armenian", "Ethiopic", "Khmer", "Lao", "Myanmar", "Sinhala", "Gujarati",
-    "Gurmukhi", "Kannada", "Malayalam", "Tibetan",
-)  # fmt: skip
-EMOJI = "emoji"
+_LATIN = regex.compile(r"\p{Script=Latin}")
 
 
-def count_scripts(captions: Sequence[str]) -> dict[str, list[int]]:
-    """Which captions use which script, the most used first. A caption may use several."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for at, caption in enumerate(captions):
-        if caption.isascii():
-            if any(letter.isalpha() for letter in caption):
-                found["Latin"].append(at)
-            continue
-        for script in (*SCRIPTS, EMOJI):
-            if _pattern(script).search(caption):
-                found[script].append(at)
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
-
-
-def tokens_per_character(
-    script: str, captions: Sequence[str], tokenizer: Tokenizer, most: int = 200
-) -> float:
-    """What a letter of a script costs: tokens by letter, over the letters of that script in some of the captions."""
-    letters = " ".join("".join(_runs(script).findall(caption)) for caption in captions[:most])
-    count = sum(not letter.isspace() for letter in letters)
-    return (tokenizer.length(letters) - 2) / count if count else 0.0
+def count_latin(captions: Sequence[str]) -> int:
+    """Return how many captions have Latin letters."""
+    return sum(_LATIN.search(caption) is not None for caption in captions)
 
 
 def unknown_characters(captions: Sequence[str], tokenizer: Tokenizer) -> Counter[str]:
@@ -77,54 +54,30 @@ def ceilings(
     captions: Sequence[Sequence[str]],
     tokenizer: Tokenizer,
     context: int,
-) -> Any:
-    """The best text-to-image and image-to-text R@1 that any model can reach among these images.
+) -> dict[str, float]:
+    """Return the best text-to-image and image-to-text R@1 that any model can reach among these images.
 
-    Images with equal contents get the same vector, and so do captions with the same tokens: a search cannot tell
-    them apart, and of those that tie only one comes first. `told_apart` is the share of images that have contents and
-    a caption of their own.
+    Images with equal contents get the same vector, and so do captions with the same tokens. A search cannot tell them
+    apart, and of those that tie only one comes first.
     """
-    rows = [
-        [tuple(tokenizer.encode(caption, context)) for caption in options] for options in captions
-    ]
     size = Counter(contents)
     owners: dict[tuple[int, ...], Counter[Hashable]] = defaultdict(Counter)
-    for content, options in zip(contents, rows, strict=True):
-        for tokens in options:
-            owners[tokens][content] += 1
-    queries = sum(counts.total() for counts in owners.values())
+    for content, options in zip(contents, captions, strict=True):
+        for caption in options:
+            owners[tuple(tokenizer.encode(caption, context))][content] += 1
     # Text to image: a caption's first image can have one content; its copies come first by chance.
-    found = sum(
-        max(count / size[content] for content, count in counts.items())
-        for counts in owners.values()
-    )
+    found = 0.0
     # Image to text: images of one content get one first caption, which other images may own as well.
     best: dict[Hashable, float] = defaultdict(float)
     for counts in owners.values():
+        found += max(count / size[content] for content, count in counts.items())
         for content, count in counts.items():
             best[content] = max(best[content], count / counts.total())
-    own = sum(
-        size[content] == 1 and any(len(owners[tokens]) == 1 for tokens in options)
-        for content, options in zip(contents, rows, strict=True)
-    )
-    images = max(1, len(contents))
+    queries = sum(counts.total() for counts in owners.values())
     return {
         "t2i_r1": found / max(1, queries),
-        "i2t_r1": sum(best.values()) / images,
-        "told_apart": own / images,
+        "i2t_r1": sum(best.values()) / max(1, len(contents)),
     }
-
-
-@cache
-def _pattern(script: str) -> regex.Pattern[str]:
-    return regex.compile(
-        r"\p{Emoji_Presentation}" if script == EMOJI else rf"\p{{Script={script}}}"
-    )
-
-
-@cache
-def _runs(script: str) -> regex.Pattern[str]:
-    return regex.compile(_pattern(script).pattern + "+")
 
 
 AT_ONCE = 512
@@ -196,7 +149,6 @@ SEVERITIES = (ALARM, WARNING, NOTE)
 MAX_EXAMPLES = 5
 ENDS_EARLY = "it ends early"
 PAGE_HINT = "--page FILE shows some"
-COSTLY_SCRIPT = 1.5  # tokens per letter; English takes about a quarter of one
 
 
 @dataclass(frozen=True)
@@ -294,7 +246,6 @@ def find_all(data: CheckedData, belonging: Mapping[str, Any] | None = None) -> l
         *find_unusable(data),
         *find_copies(data),
         *find_odd_captions(data),
-        *find_scripts(data),
         *find_marks(data),
     ]
     if belonging:
@@ -470,28 +421,6 @@ def find_mismatch(data: CheckedData, belonging: Mapping[str, Any]) -> list[Findi
             )
         ]  # fmt: skip
     return []
-
-
-def find_scripts(data: CheckedData) -> list[Finding]:
-    """Find captions in other scripts than Latin, with what they cost in tokens."""
-    captions = [caption for caption, _ in data.captions]
-    kind = data.tokenizer.to_dict()["kind"]
-    findings = []
-    for script, members in count_scripts(captions).items():
-        few_emoji = script == EMOJI and len(members) < 0.01 * len(captions)
-        if script == "Latin" or few_emoji:
-            continue
-        texts = [captions[index] for index in members]
-        cost = tokens_per_character(script, texts, data.tokenizer)
-        severity, advice = NOTE, f"the tokenizer writes it with {cost:.1f} tokens a character"
-        if cost >= COSTLY_SCRIPT and kind not in ("characters", "foreign"):
-            severity, advice = WARNING, f"{advice}; --set data.tokenizer=bpe learns shorter ones"
-        examples = [
-            Example(text[:60], [row]) for text, row in map(data.captions.__getitem__, members)
-        ]
-        title = f"caption uses {script}|captions use {script}"
-        findings.append(Finding("script", severity, len(texts), examples, title, advice))
-    return findings
 
 
 def find_marks(data: CheckedData) -> list[Finding]:
