@@ -50,9 +50,6 @@ def small_towers(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempP
     )
     monkeypatch.setattr(probe, "SHAPES", {**SHAPES, "towers": towers})
     monkeypatch.setattr(data, "towers_installed", lambda: True)
-    monkeypatch.setattr(
-        data, "epoch_seconds", lambda *_: data.EpochEstimate(0.0, "")
-    )  # takes its time, and is tested elsewhere
 
 
 def checked(walls: tuple[Path, list[str]], captions: list[list[str]]) -> tuple[set[str], dict]:

@@ -210,24 +210,6 @@ def test_using_a_few_images_keeps_those_of_other_splits(
     assert packs(images, folder)[1] == 0
 
 
-def test_stores_of_the_same_source_go_when_they_are_not_used_for_a_month(empty_cache: Path) -> None:
-    other = use_store("photos", 32, MIDDLE)
-    foreign = use_store("pictures", 16, MIDDLE)
-    recent = use_store("photos", 64, MIDDLE)
-    for folder in (other, foreign):
-        os.utime(folder / packed.SOURCE, (1, 1))
-    store = use_store("photos", 16, MIDDLE)
-    assert store == store_folder("photos", 16, MIDDLE)
-    assert not other.exists()
-    assert store.exists()
-    assert recent.exists()
-    assert foreign.exists()
-    os.utime(store / packed.SOURCE, (1, 1))
-    assert use_store("photos", 16, MIDDLE).exists()
-    assert use_store("photos", 32, MIDDLE).exists()
-    assert store.exists()  # it was used just now
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such permissions")
 def test_only_their_owner_can_read_packed_images(
     empty_cache: Path, images: list[ImageFile], folder: Path

@@ -14,7 +14,7 @@ from lapclip.cli.output import Common, emit, typed
 from lapclip.config import DataConfig
 from lapclip.evaluation import note_on_held_out
 from lapclip.suggest import command
-from lapclip.text import duration, size
+from lapclip.text import size
 
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)]
 COLORS = {"alarm": "red", "warning": "yellow", "note": "cyan"}
@@ -135,10 +135,6 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         images = f"{sides}; {images}"
     cut = f"{tokens['cut']:,} would be cut" if tokens["cut"] else "none is cut"
     lengths = f"{tokens['median']:.0f} tokens in the middle, {tokens['longest']} at most"
-    epoch = f"about {duration(needs['epoch_seconds'])} with recipe {found['recipe']}"
-    if needs["features_seconds"]:
-        features = duration(needs["features_seconds"])
-        epoch += f", once its towers have read all images, in about {features}"
 
     listed = [("form", found["how"]), ("splits", splits)]
     listed += [("held out", note) for note in note_on_held_out(counts)]
@@ -146,7 +142,7 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("images", images),
         ("captions", f"{lengths}; room for {tokens['limit']}, {cut}"),
         ("tokenizer", found["tokenizer"]["reason"]),
-        ("an epoch", f"{epoch}: {needs['epoch_seconds_from']}"),
+        ("recipe", f"{found['recipe']}, for which images and captions are measured"),
     ]
     for split, best in found["ceilings"].items():
         if min(best["t2i_r1"], best["i2t_r1"]) < 1:

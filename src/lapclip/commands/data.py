@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lapclip.commands.choose_recipe import EXTRA, HEADS, settle_recipe, towers_installed
 from lapclip.commands.data_page import OTHER_FILE, write_page
@@ -41,7 +39,6 @@ from lapclip.data.splits import TRAIN, are_drawn
 from lapclip.data.table import Row, Table
 from lapclip.data.tokenizers import choose_tokenizer
 from lapclip.errors import DataError
-from lapclip.machine.other_programs import describe_busy_cores
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import DataProgress, Progress, Status
 from lapclip.suggest import command
@@ -51,7 +48,6 @@ if TYPE_CHECKING:
     from lapclip.training.initial_weights import InitialWeights
 
 ENOUGH_IMAGES = 1_000_000  # from which on training from scratch is no longer advised against
-TIMED_PAIRS = 16  # that are timed if no step of the model was timed before
 MIN_LATIN_SHARE = (
     0.8  # of the captions, for the text tower that looks whether they belong to their images
 )
@@ -159,11 +155,6 @@ def check_data(
         write_page(page, find_source(source).title_of(config.data), data, findings)
 
     training = sum(splits[row] == TRAIN for row in data.usable)
-    estimate = EpochEstimate(0.0, "there is nothing to train on")
-    if training:
-        status("timing a training step")
-        tokens = _typical_length(lengths, config.model.context)
-        estimate = epoch_seconds(config, training, tokens, towers, len(training_captions))
     held_out = len(data.usable) - training
     usable_rows = [rows[row] for row in data.usable]
     return {
@@ -205,9 +196,6 @@ def check_data(
             "source_bytes": sum(each.size for each in facts),
             "store_bytes": store_bytes(training, held_out, config.model.image_size),
             "image_size": config.model.image_size,
-            "epoch_seconds": estimate.seconds,
-            "epoch_seconds_from": estimate.origin,
-            "features_seconds": estimate.features_seconds,
         },
         "outlook": find_source(source).outlook or outlook(training, train_recipe, source),
         "train_recipe": train_recipe,
@@ -296,13 +284,6 @@ def _ceilings(data: CheckedData) -> dict[str, dict[str, float]]:
     return found
 
 
-def _typical_length(lengths: Sequence[int], context: int) -> int:
-    """Return the number of tokens to which most batches are cut: a multiple of 8 that fits 95 % of the captions."""
-    if not lengths:
-        return 8
-    return min(context, math.ceil(lengths[len(lengths) * 95 // 100] / 8) * 8)
-
-
 def _describe_lengths(lengths: Sequence[int], context: int) -> dict[str, float]:
     """Describe the lengths of captions in tokens, from sorted ones."""
     return {
@@ -323,112 +304,3 @@ def _describe_sizes(facts: Sequence[ImageFacts]) -> dict[str, float]:
         "median_short_side": statistics.median(sides),
         "longest_short_side": sides[-1],
     }
-
-
-class EpochEstimate(NamedTuple):
-    """Estimated time of a pass over the training images."""
-
-    seconds: float
-    origin: str
-    """Where the estimate comes from."""
-    features_seconds: float = 0.0
-    """Seconds in which frozen towers read all images and captions, once before the first pass."""
-
-
-def epoch_seconds(
-    config: Config,
-    images: int,
-    caption_tokens: int,
-    towers: InitialWeights | None = None,
-    captions: int = 0,
-) -> EpochEstimate:
-    """Estimate the time of a pass over the training images."""
-    from lapclip.tuning.resolve import recall_step_seconds
-
-    tuned = None if towers else recall_step_seconds(config)
-    if tuned is not None:
-        seconds = images / config.train.batch_size * tuned
-        return EpochEstimate(seconds, "from steps that were timed here before")
-    busy = describe_busy_cores()
-    timed = _timed_pair(config, caption_tokens, towers)
-    origin = f"from {TIMED_PAIRS} pairs timed now on {timed.device} in float32; "
-    origin += busy or "lapclip tune times whole steps"
-    features_seconds = images * timed.image + captions * timed.caption
-    return EpochEstimate(images * timed.step, origin, features_seconds)
-
-
-class TimedPair(NamedTuple):
-    """Seconds that a pair takes in training, and once in the frozen parts of the towers."""
-
-    step: float
-    device: str
-    image: float = 0.0
-    caption: float = 0.0
-
-
-def _timed_pair(config: Config, caption_tokens: int, towers: InitialWeights | None) -> TimedPair:
-    """Time real steps of a few pairs, of each kind that the run would have."""
-    import numpy as np
-    import torch
-
-    from lapclip.commands.run_setup import fit_views
-    from lapclip.data.batches import Batch
-    from lapclip.data.pixels import normalise
-    from lapclip.machine.choose_device import available
-    from lapclip.measure.phases import Stopwatch
-    from lapclip.measure.timing import Timer
-    from lapclip.model.clip import CLIP
-    from lapclip.model.freezing import freeze
-    from lapclip.training.cuda_graph import make_step
-    from lapclip.training.frozen_features import towers_to_cache
-
-    device = available(config.train.device)[0]
-    # In a run of two steps whose first half is cheap, step 1 is of one kind and step 2 of the other.
-    plain = {
-        "dtype": "float32",
-        "image_attention": "fused",
-        "text_attention": "fused",
-        "linear": "torch",
-    }
-    train = replace(config.train, **plain, compile="none", micro_batch=0, steps=2, cheap_share=0.5)
-    model = (towers.take() if towers else CLIP(config.model)).to(device.torch)
-    if towers:
-        freeze(model, train)
-    step = make_step(model, train, device)
-    side = config.model.image_size
-    tokens_BL = np.zeros((TIMED_PAIRS, caption_tokens), dtype=np.int64)
-    tokens_BL[:, -1] = config.model.vocabulary - 1
-    pixels = np.zeros((TIMED_PAIRS, side, side, 3), np.uint8)
-    batch = Batch(
-        pixels, tokens_BL, np.eye(TIMED_PAIRS, dtype=bool), np.zeros(TIMED_PAIRS, dtype=bool)
-    )
-    off = Stopwatch(device.synchronise, on=False)
-
-    def shortest(run: Callable[[], object]) -> float:
-        return min(Timer(device.synchronise, rounds=2).time_one(run).seconds)
-
-    cached = towers_to_cache(model, step.boundaries, fit_views(config))[0] if towers else []
-    inputs = {
-        "image": normalise(torch.from_numpy(pixels), config.model),
-        "text": torch.from_numpy(tokens_BL),
-    }
-    once = dict.fromkeys(inputs, 0.0)
-    for tower in cached:
-        given, network, at = (
-            inputs[tower].to(device.torch),
-            getattr(model, tower),
-            step.boundaries[tower],
-        )
-        with torch.inference_mode():
-            features = network.begin(given, at).cpu().numpy()
-            once[tower] = (
-                shortest(lambda network=network, given=given, at=at: network.begin(given, at))
-                / TIMED_PAIRS
-            )
-        batch = replace(batch, **{f"{tower}_features": features})
-    share = config.train.cheap_share if config.train.cheap_size else 0.0
-    seconds = 0.0
-    for number, weight in ((1, share), (2, 1 - share)):
-        if weight:
-            seconds += weight * shortest(lambda number=number: step(batch, number, 0.0, off)())
-    return TimedPair(seconds / TIMED_PAIRS, device.kind, once["image"], once["text"])

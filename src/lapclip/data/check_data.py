@@ -24,7 +24,7 @@ from lapclip.data.copies import (
     hash_and_thumbnail,
     signature_text,
 )
-from lapclip.data.decode import MARKS, NO_MEMORY, decode, decoding_threads
+from lapclip.data.decode import NO_MEMORY, decode, decoding_threads
 from lapclip.data.loading import split_rule
 from lapclip.data.packed_index import digest_of
 from lapclip.data.table import Skipped, StoredImage, Table, is_number, reasons
@@ -96,7 +96,6 @@ class ImageFacts:
     """Why it cannot be read; then the rest is empty."""
     width: int = 0
     height: int = 0
-    marks: frozenset[str] = frozenset()
     hash: int = 0
     thumbnail: bytes = b""
     content: str = ""
@@ -116,9 +115,8 @@ def inspect_image(data: bytes) -> ImageFacts:
     except DataError as error:
         return ImageFacts(digest, len(data), fault=error.message)
     hashed, thumbnail = hash_and_thumbnail(decoded.image)
-    marks, content = decoded.marks, content_of(data)
     return ImageFacts(
-        digest, len(data), "", decoded.width, decoded.height, marks, hashed, thumbnail, content
+        digest, len(data), "", decoded.width, decoded.height, hashed, thumbnail, content_of(data)
     )
 
 
@@ -246,7 +244,7 @@ def find_all(data: CheckedData, belonging: Mapping[str, Any] | None = None) -> l
         *find_unusable(data),
         *find_copies(data),
         *find_odd_captions(data),
-        *find_marks(data),
+        find_small(data),
     ]
     if belonging:
         findings += find_mismatch(data, belonging)
@@ -423,22 +421,13 @@ def find_mismatch(data: CheckedData, belonging: Mapping[str, Any]) -> list[Findi
     return []
 
 
-def find_marks(data: CheckedData) -> list[Finding]:
-    """Find images that are changed when they are read, or smaller than the model sees them."""
-    findings = []
-    for key, mark in MARKS.items():
-        rows = [row for row, facts in enumerate(data.facts) if key in facts.marks]
-        severity = WARNING if key == "tiny" else NOTE
-        examples = [Example(data.names[row], [row]) for row in rows]
-        title = f"image is {mark.adjective}|images are {mark.adjective}"
-        findings.append(Finding(key, severity, len(rows), examples, title, mark.action))
-
+def find_small(data: CheckedData) -> Finding:
+    """Find images that are smaller than the model sees them."""
     side = data.config.model.image_size
     small = []
     for row in data.usable:
         facts = data.facts[row]
-        if "tiny" not in facts.marks and min(facts.width, facts.height) < side:
+        if min(facts.width, facts.height) < side:
             small.append(Example(f"{data.names[row]} ({facts.width} x {facts.height})", [row]))
     title = f"image is smaller than {side} pixels|images are smaller than {side} pixels"
-    findings.append(Finding("small", NOTE, len(small), small, title, "enlarged"))
-    return findings
+    return Finding("small", NOTE, len(small), small, title, "enlarged")

@@ -29,7 +29,6 @@ DECODING_VERSION = 3
 
 MAX_PIXELS = 89_478_485  # Pillow's own limit for images from strangers
 LARGE_PIXELS = 25_000_000  # larger images are decoded one at a time, because together they could fill the memory
-TINY_SIDE = 8  # pixels
 MAX_SCANS = (
     100  # of a JPEG: real ones have about ten, and each takes as long as decoding the whole image
 )
@@ -39,40 +38,11 @@ MAX_PROFILE_BYTES = (
 NO_MEMORY = "there was too little memory for it"
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A property of an image that its owner may want to know."""
-
-    adjective: str
-    """Completes the sentence "The image is ..."."""
-    action: str
-    """What is done with such an image."""
-
-
-MARKS = {
-    "animated": Mark("animated", "only the first frame is used"),
-    "cmyk": Mark("in printing colors (CMYK)", "printing colors are converted to sRGB"),
-    "gray": Mark("gray", "gray is written as RGB"),
-    "profile": Mark(
-        "in the colors of an embedded profile",
-        "colors are converted from the embedded profile to sRGB",
-    ),
-    "profile_ignored": Mark(
-        "marked with a damaged color profile",
-        "the embedded color profile is damaged, huge or of another kind of image, and is not used",
-    ),
-    "rotated": Mark("stored turned (EXIF)", "turned upright, as its EXIF orientation says"),
-    "sixteen_bit": Mark("of 16 bits a color", "scaled to 8 bits a color; 65,535 is white"),
-    "tiny": Mark(f"tiny, under {TINY_SIDE} pixels", "enlarged; little can be seen on it"),
-    "transparent": Mark("transparent in places", "laid on white"),
-}
-
 # Readers in the order in which they are tried. Not ICO: its header may claim a smaller image than it holds.
 FORMATS = (
     "JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF", "JPEG2000", "TGA",
 )  # fmt: skip
 JPEG_FORMATS = ("JPEG", "MPO")
-ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")
 HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 ORIENTATION_TAG = 0x0112
@@ -120,8 +90,6 @@ class Decoded:
     width: int
     """Width of the image in the file, which may have been decoded at a fraction of its size."""
     height: int
-    marks: frozenset[str]
-    """Keys of `MARKS`."""
     transform: ImageCms.ImageCmsTransform | None = None
     """Conversion to sRGB that is still to be done. None if the image is in sRGB already."""
 
@@ -200,30 +168,16 @@ def is_large(header: Header) -> bool:
 def decode_pixels(header: Header, defer_profile: bool) -> Decoded:
     """Decode the pixels of an image. Raises whatever Pillow raises."""
     image, width, height = header.image, header.width, header.height
-    marks = set()
-    if image.format in ANIMATED_FORMATS and getattr(image, "is_animated", False):
-        marks.add("animated")
-    if has_sixteen_bits(image):
-        marks.add("sixteen_bit")
-    if min(width, height) < TINY_SIDE:
-        marks.add("tiny")
-
-    orientation = read_orientation(image)  # now, because Pillow turns a TIFF while it loads it
-    if orientation in TURNS:
-        marks.add("rotated")
-    if orientation >= 5 and image.format != "TIFF":
+    if read_orientation(image) >= 5 and image.format != "TIFF":  # which has its size upright
         width, height = height, width
-
     image.load()
     if image.format in JPEG_FORMATS and ends_early(header.data):
         raise DataError("it ends early")
     transform = find_deferrable_transform(image) if defer_profile else None
-    if transform is not None:
-        marks.add("profile")
-    rgb, more_marks = to_upright_rgb(image, convert_profile=transform is None)
+    rgb = to_upright_rgb(image, convert_profile=transform is None)
     if rgb is not image:
         image.close()  # frees its memory even if the caller keeps the header
-    return Decoded(rgb, width, height, frozenset(marks | more_marks), transform)
+    return Decoded(rgb, width, height, transform)
 
 
 def decode_open_image(image: Image.Image) -> Decoded:
@@ -232,8 +186,8 @@ def decode_open_image(image: Image.Image) -> Decoded:
         raise DataError("it has no pixels")
     image = image.copy()  # loads the pixels, and turns a TIFF
     transform = find_deferrable_transform(image)
-    rgb, marks = to_upright_rgb(image, convert_profile=transform is None)
-    return Decoded(rgb, *rgb.size, frozenset(marks), transform)
+    rgb = to_upright_rgb(image, convert_profile=transform is None)
+    return Decoded(rgb, *rgb.size, transform)
 
 
 def as_file(image: Image.Image, **options: Any) -> bytes:
@@ -255,24 +209,15 @@ def as_file(image: Image.Image, **options: Any) -> bytes:
 # -- colors and orientation --------------------------------------------------------------------------------------------
 
 
-def to_upright_rgb(
-    image: Image.Image, *, convert_profile: bool = True
-) -> tuple[Image.Image, set[str]]:
-    """Convert a loaded image to sRGB on a white background, and turn it upright.
-
-    Returns the image and its marks, keys of `MARKS`.
-    """
+def to_upright_rgb(image: Image.Image, *, convert_profile: bool = True) -> Image.Image:
+    """Convert a loaded image to sRGB on a white background, and turn it upright."""
     turn = TURNS.get(read_orientation(image))
-    rgb, marks = to_rgb(image, image.info.get("icc_profile") if convert_profile else None)
-    if turn is not None:
-        rgb = rgb.transpose(turn)
-        marks.add("rotated")
-    return rgb, marks
+    rgb = to_rgb(image, image.info.get("icc_profile") if convert_profile else None)
+    return rgb if turn is None else rgb.transpose(turn)
 
 
-def to_rgb(image: Image.Image, profile: bytes | None) -> tuple[Image.Image, set[str]]:
-    """Convert an image of any color mode to sRGB on a white background. Returns the image and its marks."""
-    marks = set()
+def to_rgb(image: Image.Image, profile: bytes | None) -> Image.Image:
+    """Convert an image of any color mode to sRGB on a white background."""
     if image.mode.startswith(("I", "F")):
         image = to_eight_bits(image)
     alpha = find_alpha(image)
@@ -281,21 +226,14 @@ def to_rgb(image: Image.Image, profile: bytes | None) -> tuple[Image.Image, set[
     elif image.mode not in ("RGB", "L", "CMYK", "LAB"):
         # Pillow converts a palette with transparency to RGB by guessing, but to RGBA correctly.
         image = image.convert("RGBA").convert("RGB")
-    if image.mode == "L":
-        marks.add("gray")
-    elif image.mode == "CMYK":
-        marks.add("cmyk")
 
     if profile or image.mode == "LAB":
-        image, profile_mark = apply_profile(image, profile)
-        if profile_mark:
-            marks.add(profile_mark)
+        image = apply_profile(image, profile)
     if image.mode != "RGB":
         image = image.convert("RGB")
     if alpha is not None:
         image.paste("white", mask=ImageChops.invert(alpha))
-        marks.add("transparent")
-    return image, marks
+    return image
 
 
 def read_orientation(image: Image.Image) -> int:
@@ -304,15 +242,6 @@ def read_orientation(image: Image.Image) -> int:
         return int(image.getexif().get(ORIENTATION_TAG, 1))
     except Exception:  # with a damaged EXIF block, browsers show the image as it is stored
         return 1
-
-
-def has_sixteen_bits(image: Image.Image) -> bool:
-    """Return whether the file of an image, not loaded yet, holds more than 8 bits a color."""
-    if image.mode.startswith(("I", "F")):
-        return True
-    # The first tile ends with the layout of the stored pixels: "RGB;16B", or a tuple that begins with it.
-    tiles = getattr(image, "tile", [])
-    return bool(tiles) and ";16" in str(tiles[0][3])
 
 
 def to_eight_bits(image: Image.Image) -> Image.Image:
@@ -341,19 +270,19 @@ def find_alpha(image: Image.Image) -> Image.Image | None:
     return None if lowest == 255 else alpha
 
 
-def apply_profile(image: Image.Image, profile: bytes | None) -> tuple[Image.Image, str]:
-    """Convert an image from its color profile to sRGB. Returns the image and a mark, or "" if nothing changed."""
+def apply_profile(image: Image.Image, profile: bytes | None) -> Image.Image:
+    """Convert an image from its color profile to sRGB. A profile that cannot be used is ignored."""
     try:
         transform = make_transform(profile, image.mode)
         if transform is None:
-            return image, ""
+            return image
         converted = ImageCms.applyTransform(image, transform)
         assert converted is not None
-        return converted, "profile"
+        return converted
     except PROFILE_FAULTS:
         if image.mode == "LAB" and profile:  # its values mean nothing in RGB
             return apply_profile(image, None)
-        return image, "profile_ignored"
+        return image
 
 
 def find_deferrable_transform(image: Image.Image) -> ImageCms.ImageCmsTransform | None:

@@ -41,7 +41,6 @@ class Entry:
     """Where its pixels are; images with the same bytes share a row."""
     width: int = 0
     height: int = 0
-    marks: tuple[str, ...] = ()
     broken: str = ""
     """Why it cannot be used; empty where it can."""
     content: str = ""
@@ -104,9 +103,7 @@ class PackedIndex:
         """Add lines. Their pixels must be on the disk."""
         with open(self.folder / INDEX, "ab") as file:
             for entry in entries:
-                values = {
-                    key: value for key, value in asdict(entry).items() if value not in ("", ())
-                }
+                values = {key: value for key, value in asdict(entry).items() if value != ""}
                 file.write(json.dumps(values).encode() + b"\n")
                 self.entries[entry.name] = entry
                 self.rows = max(self.rows, entry.row + 1)
@@ -118,7 +115,7 @@ def _parse_entry(line: bytes) -> Entry | None:
     """Return the entry of a line. None if the line is damaged."""
     try:
         values = json.loads(line) if line.endswith(b"\n") else {}
-        entry = Entry(**{**values, "marks": tuple(values.get("marks", ()))})
+        entry = Entry(**values)
     except (ValueError, TypeError, AttributeError):
         return None
     texts = (entry.name, entry.stamp, entry.digest, entry.broken, entry.content, entry.signature)

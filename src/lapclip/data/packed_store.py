@@ -54,8 +54,6 @@ SIGNATURE = f"signature {SIGNATURE_VERSION}"
 """No square is made: an image is inspected in small, to know whether it can be read and what its copies are."""
 SOURCE = "source"
 """The file of a store that says whose images it has."""
-UNUSED = 30 * 86_400
-"""Seconds after which a store that nobody used may go."""
 SAVED_EVERY = 2.0
 """Seconds of work that a killed process loses."""
 MAX_PENDING = 64 * logical_cores()
@@ -89,17 +87,12 @@ def store_folder(source: str, view: View | int, fit: str) -> Path:
 
 
 def use_store(source: str, view: View | int, fit: str) -> Path:
-    """The folder of a store that is about to be used. Others of the same source, which have another size or come from
-    another version, are removed once they have not been used for a month."""
-    folder, name = store_folder(source, view, fit), source.encode("utf-8", "surrogatepass")
+    """Return the folder of a store that is about to be used. It notes its source, for `lapclip clean`."""
+    folder = store_folder(source, view, fit)
     with suppress(OSError):  # where nothing can be written, packing says so
         make_private(folder)  # private photos are nobody else's
         sweep(folder.parent)
-        (folder / SOURCE).write_bytes(name)  # its date is that of the last use
-        for other in folder.parent.glob(f"packed-*/{SOURCE}"):
-            unused = time.time() - other.stat().st_mtime
-            if unused > UNUSED and other.parent != folder and other.read_bytes() == name:
-                shutil.rmtree(other.parent, ignore_errors=True)
+        (folder / SOURCE).write_bytes(source.encode("utf-8", "surrogatepass"))
     return folder
 
 
@@ -249,7 +242,6 @@ class _Packer:
             return Skipped(image.name, error.message)
         except DataError as error:
             return Entry(image.name, stamp, digest, broken=error.message), None
-        marks = tuple(sorted(decoded.marks))
         entry = Entry(
             image.name,
             stamp,
@@ -257,7 +249,6 @@ class _Packer:
             NOT_STORED,
             decoded.width,
             decoded.height,
-            marks,
             content=content,
             signature=signature,
         )

@@ -23,7 +23,7 @@ from torch import Tensor
 from lapclip.config import NEVER, Config
 from lapclip.data.batches import BatchPlan
 from lapclip.data.dataset import DataSet, Pairs
-from lapclip.data.packed_store import UNUSED, room_left
+from lapclip.data.packed_store import room_left
 from lapclip.data.pixels import normalise, view
 from lapclip.data.ragged import Ragged
 from lapclip.data.tokenizers import pad
@@ -507,10 +507,13 @@ def write_array(
     return found
 
 
+UNUSED_SECONDS = 30 * 86_400
+
+
 def _sweep(folder: Path) -> None:
     """Remove what nobody used for a month, and what killed processes left half-written."""
     sweep(folder)
     for path in folder.glob("features-*.npy"):
         with suppress(OSError):
-            if time.time() - path.stat().st_mtime > UNUSED:
+            if time.time() - path.stat().st_mtime > UNUSED_SECONDS:
                 path.unlink()

@@ -259,19 +259,6 @@ def recall(config: Config, batch: Batch, budget_seconds: float = 0.0) -> Tuning 
     return tuning
 
 
-def recall_step_seconds(config: Config) -> float | None:
-    """Return the time of a step that a tuning of the same model and batch size measured."""
-    step_seconds = None
-    for answer in MEMORY.file.entries().values():
-        try:
-            size = answer["model"], answer["batch_size"]
-            if size == (str(config.model), config.train.batch_size):
-                step_seconds = float(answer["tuning"]["step_seconds"])
-        except (KeyError, TypeError, ValueError):
-            continue
-    return step_seconds
-
-
 def _question(config: Config, batch: Batch) -> Question:
     settings = [*Setting.__dataclass_fields__, "recompute", "cheap_size", "shards"]
     requested: dict[str, Any] = {name: getattr(config.train, name) for name in settings}
