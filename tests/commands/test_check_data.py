@@ -14,11 +14,8 @@ from lapclip.cli.data import summary
 from lapclip.commands import choose_recipe
 from lapclip.commands.data import check_data, outlook, settings_for
 from lapclip.config import DataConfig
-from lapclip.data.check_data import CheckedData, find_all, inspect_image
 from lapclip.data.loading import load_data
 from lapclip.data.packed_store import store_bytes
-from lapclip.data.table import ImageFile, Row, Table
-from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
 from tests.conftest import counted_reads, lapclip, set_flags
 from tests.data.check.made import encoded, odd_folder, odd_images, scene, write_csv
@@ -180,7 +177,6 @@ def test_copies_are_on_one_side_where_splits_are_drawn(tmp_path: Path, empty_cac
         ("gone.jpg", "x", ""),
     ]
     found = check_data(str(write_csv(tmp_path, images, rows)), "first-run", [TINY])
-    assert finding(found, "copies_on_one_side")["count"] == 40
     assert finding(found, "duplicate_images")["count"] == 20
     assert not [each for each in found["findings"] if each["kind"] == "image_in_two_splits"]
     assert found["split_rule"] == "content"
@@ -189,29 +185,6 @@ def test_copies_are_on_one_side_where_splits_are_drawn(tmp_path: Path, empty_cac
     assert {split: len(pairs) for split, pairs in data.splits.items()} == {
         split: counts["images"] for split, counts in found["splits"].items()
     }
-
-
-def test_copies_across_the_splits_of_the_data_itself_are_not_said_to_be_on_one_side() -> None:
-    inspected = [inspect_image(encoded(scene(1), comment=which)) for which in "ab"]
-    rows = [Row(ImageFile(Path(split), split), (split,), split) for split in ("train", "test")]
-    config, _ = settings_for(".", "photos", [])
-    table, tokenizer = Table(rows, "csv", "csv"), CharacterTokenizer("ab")
-    found = find_all(CheckedData(table, ["train", "test"], inspected, tokenizer, config))
-    assert [
-        each.kind for each in found if each.kind in ("copies_on_one_side", "image_in_two_splits")
-    ] == ["image_in_two_splits"]
-
-
-def test_splits_that_are_drawn_by_name_are_not_said_to_be_drawn_by_content() -> None:
-    inspected = [inspect_image(encoded(scene(1), comment=which)) for which in "ab"]
-    table = Table(
-        [Row(ImageFile(Path(name), name), (name,), "") for name in "ab"], "emoji", "emoji"
-    )
-    for source, count in (("emoji", 0), (".", 1)):
-        config, _ = settings_for(source, "photos", [])
-        tokenizer = CharacterTokenizer("ab")
-        found = find_all(CheckedData(table, ["train", "train"], inspected, tokenizer, config))
-        assert len([each for each in found if each.kind == "copies_on_one_side"]) == count
 
 
 @pytest.mark.parametrize("installed", [True, False])

@@ -53,7 +53,7 @@ def test_a_phrase_is_one_to_three_words_between_function_words_with_its_determin
     phrases = cut_phrases(captions)
     own = {
         phrases.words[number]: phrases.texts[number]
-        for number in phrases.of_image(len(captions) - 1)
+        for number in phrases.numbers[phrases.first_N[-2] :].tolist()
     }
     assert {
         "dog",

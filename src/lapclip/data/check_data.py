@@ -14,7 +14,7 @@ from typing import Any
 
 import regex
 
-from lapclip.config import BY_CONTENT, Config
+from lapclip.config import Config
 from lapclip.data.copies import (
     SIGNATURE_SIDE,
     content_of,
@@ -25,7 +25,6 @@ from lapclip.data.copies import (
     signature_text,
 )
 from lapclip.data.decode import NO_MEMORY, decode, decoding_threads
-from lapclip.data.loading import split_rule
 from lapclip.data.packed_index import digest_of
 from lapclip.data.table import Skipped, StoredImage, Table, is_number, reasons
 from lapclip.data.tokenizers import CharacterTokenizer, Tokenizer
@@ -314,9 +313,6 @@ def find_copies(data: CheckedData) -> list[Finding]:
         rows for rows in group_by(copy_keys(contents, signatures), data.usable) if len(rows) > 1
     ]
     across = [rows for rows in copies if len({data.splits[row] for row in rows}) > 1]
-    has_own_splits = any(row.split for row in data.table.rows)
-    by_content = not has_own_splits and split_rule(data.config.data) == BY_CONTENT
-    one_sided = copies if by_content else []
     return [
         Finding(
             "duplicate_images", WARNING, sum(len(rows) - 1 for rows in exact),
@@ -329,12 +325,6 @@ def find_copies(data: CheckedData) -> list[Finding]:
             data.copy_examples(near, with_split=False),
             "image looks like another|images look like others",
             "kept; fine within one split, if their captions differ",
-        ),
-        Finding(
-            "copies_on_one_side", NOTE, sum(map(len, one_sided)),
-            data.copy_examples(one_sided, with_split=False),
-            "image has a copy, exact or near|images have a copy, exact or near",
-            "each is in one split with its copies: splits are drawn by content",
         ),
         Finding(
             "image_in_two_splits", ALARM, len(across), data.copy_examples(across, with_split=True),

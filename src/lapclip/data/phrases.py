@@ -55,10 +55,6 @@ class Phrases:
     def __len__(self) -> int:
         return len(self.words)
 
-    def of_image(self, row: int) -> np.ndarray:
-        """The phrases of all captions of an image, each once."""
-        return self.numbers[self.first_N[row] : self.first_N[row + 1]]
-
     @cached_property
     def images_K(self) -> np.ndarray:
         """How many images have each."""
