@@ -7,6 +7,7 @@ import json
 import os
 import posixpath
 import re
+import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,11 +218,11 @@ _OTHER = {b"1": "a hard link", b"2": "a symbolic link", b"3": "a device", b"4": 
 
 
 def members(path: Path) -> Iterator[Member]:
-    """The members of a tar in order, folders left out, from its headers alone: nothing is ever extracted.
+    """Yield the members of a tar in order, folders left out, from its headers alone: nothing is ever extracted.
 
-    Our own reader, because it can promise to go forwards only: a damaged or hostile header ends the reading, with its
-    offset, instead of leading it in a circle. Format: POSIX ustar and pax (IEEE Std 1003.1-2017), and GNU's long names.
-    Raises Damaged where the file cannot be read on.
+    Unlike Python's own reader, whose parser of single headers it uses, it goes forward only: a damaged or hostile
+    header ends the reading, with its offset. It knows ustar, pax, and GNU's long names. Raises Damaged if the file
+    cannot be read on.
     """
     end = os.stat(path).st_size
     with open(path, "rb") as file:
@@ -234,10 +235,12 @@ def members(path: Path) -> Iterator[Member]:
                 if end - offset > MAX_PADDING_BYTES or file.read(MAX_PADDING_BYTES).strip(b"\0"):
                     raise Damaged(f"zeros at byte {offset:,}, and then not the end")
                 return
-            if len(header) < BLOCK or not _sum_is_right(header):
-                raise Damaged(f"no header at byte {offset:,}")
-            kind, size = header[156:157], _number(header[124:136])
-            if size is None:
+            try:
+                info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+            except tarfile.HeaderError:
+                raise Damaged(f"no header at byte {offset:,}") from None
+            kind, size = info.type, info.size
+            if size < 0:
                 raise Damaged(f"no size at byte {offset:,}")
             body = offset + BLOCK
             if kind in b"LKxXg":
@@ -253,9 +256,10 @@ def members(path: Path) -> Iterator[Member]:
                 offset = body + _padded(size)
                 continue
             size = size if long_size is None else long_size
-            raw = long_name if long_name is not None else _short_name(header)
+            name = info.name
+            if long_name is not None:
+                name = long_name.decode("utf-8", "surrogateescape")
             long_name = long_size = None
-            name = raw.decode("utf-8", "surrogateescape")
             if kind in _OTHER:
                 yield Member(name, body, 0, _OTHER[kind])
                 offset = body + (_padded(size) if kind == b"S" else 0)
@@ -274,35 +278,11 @@ def _padded(size: int) -> int:
     return (size + BLOCK - 1) // BLOCK * BLOCK
 
 
-def _sum_is_right(header: bytes) -> bool:
-    """The sum of all bytes, its own eight taken as spaces."""
-    stated = _number(header[148:156])
-    return stated == sum(header) - sum(header[148:156]) + 8 * 32
-
-
-def _number(field: bytes) -> int | None:
-    """A number in octal digits or, after a set first bit, in bytes; never negative."""
-    if field[0] == 0x80:
-        return int.from_bytes(field[1:])
-    return _decimal(field.strip(b" \0"), 8)
-
-
-def _decimal(field: bytes | None, base: int = 10) -> int | None:
-    if field is None or len(field) > 20:
+def _decimal(field: bytes | None) -> int | None:
+    """Return a number in digits. None if there is none, or if it is longer than any real one."""
+    if field is None or len(field) > 20 or not field.isdigit():
         return None
-    if not field:
-        return 0
-    return (
-        int(field, base)
-        if field.isdigit() and (base == 10 or not field.strip(b"01234567"))
-        else None
-    )
-
-
-def _short_name(header: bytes) -> bytes:
-    name = header[:100].split(b"\0")[0]
-    prefix = header[345:500].split(b"\0")[0] if header[257:263] == b"ustar\0" else b""
-    return prefix + b"/" + name if prefix else name
+    return int(field)
 
 
 def _pax(content: bytes) -> dict[bytes, bytes]:
