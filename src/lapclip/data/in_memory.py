@@ -142,23 +142,11 @@ def _rows(data: Any) -> Records:
     if isinstance(names, list) and hasattr(data, "to_pylist"):  # a table of Arrow
         return _columns({name: data[name].to_pylist() for name in names})
     if hasattr(data, "columns") and hasattr(data, "shape"):  # a frame of pandas or polars
-        names = [str(name) for name in data.columns]
-        for name in names:
-            if names.count(name) > 1:
-                raise DataError(
-                    f"The data has two columns called {name}.",
-                    hint="other names, or one of them alone",
-                )
         return _columns({str(name): list(data[name]) for name in data.columns})
-    kind = type(data).__name__
     if not hasattr(data, "__getitem__"):
-        if isinstance(data, Iterable):
-            raise DataError(
-                f"The rows of a {kind} cannot be read by number.",
-                hint="list(DATA), or its data set",
-            )
         raise DataError(
-            f"A {kind} is no data.", hint="a path, or a list of pairs of an image and a caption"
+            f"A {type(data).__name__} is no data.",
+            hint="a path, list(DATA), or a list of pairs of an image and a caption",
         )
     count = _length(data)
     are_pairs = count == 0 or not isinstance(_item(data, 0), Mapping)
