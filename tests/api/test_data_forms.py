@@ -183,13 +183,11 @@ def test_paths_are_relative_to_the_folder_that_is_named(
         )
 
 
-@pytest.mark.parametrize("form", ["whole name", "field alone", "section"])
+@pytest.mark.parametrize("form", ["whole name", "field alone"])
 def test_settings_say_how_data_in_memory_is_read_however_they_are_named(
     form: str, paths: list[Path], here: Path
 ) -> None:
     def named(field: str, value: Any) -> dict[str, Any]:
-        if form == "section":
-            return {"data": {field: value}}
         return {f"data.{field}" if form == "whole name" else field: value}
 
     right = [str(path) for path in paths]
@@ -304,7 +302,7 @@ def test_a_later_image_of_a_file_is_that_one_and_not_the_first(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (iter([]), "by number"),
+        (iter([]), "is no data"),
         (17, "is no data"),
         ([], "no rows"),
         ([(IMAGES[0], 3)], "Item 0"),
@@ -316,7 +314,7 @@ def test_a_later_image_of_a_file_is_that_one_and_not_the_first(tmp_path: Path) -
         ({"image": IMAGES, "text": CAPTIONS[1:]}, "equally long"),
         ({"image": 3, "text": CAPTIONS}, "image is 3, no list"),
         ({"image": "a.jpg", "text": "a cat"}, "image is 'a.jpg', no list"),
-        (torch.utils.data.DataLoader(OwnDataset(lambda at: 0)), "by number"),
+        (torch.utils.data.DataLoader(OwnDataset(lambda at: 0)), "is no data"),
         (
             OwnDataset(lambda at: Path("nowhere.png").read_bytes()),
             "Item 0 .*FileNotFoundError",
