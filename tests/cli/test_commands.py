@@ -104,7 +104,6 @@ def test_json_is_one_object_and_nothing_else_on_stdout(
         "split val (asked for)",
         "rank of the right answer",
         "easy  medium    hard",
-        "alignment",
     ):
         assert words in told.stdout
     assert "embedding images and captions" in told.stderr
