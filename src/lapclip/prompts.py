@@ -28,7 +28,7 @@ def read_templates(text: str) -> list[str]:
         if "{}" not in template:
             raise ConfigError(
                 f"The template {template!r} has no {{}} for the class.",
-                hint='--templates "a photo of a {}."',
+                hint="--set data.prompts='a photo of a {}.'",
             )
     return templates or list(TEMPLATES)
 

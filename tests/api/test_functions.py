@@ -60,25 +60,6 @@ def test_a_model_that_was_loaded_is_taken_where_a_name_is(
         lapclip.load("mime")
 
 
-@pytest.mark.parametrize("templates", ["a {} | a photo of a {}.", ["a {}", "b|{}"]])
-def test_templates_are_sentences(templates: Any, run: lapclip.TrainingRun, here: Path) -> None:
-    with pytest.raises(ConfigError, match=r"templates: .*vertical bar"):
-        lapclip.evaluate(run, templates=templates, progress=False)
-
-
-def test_one_template_is_a_sentence_and_not_its_letters(
-    run: lapclip.TrainingRun, here: Path
-) -> None:
-    for name in ("red", "blue"):
-        (here / "photos" / name).mkdir(parents=True)
-        for at in range(2):
-            Image.new("RGB", (40, 30 + at), name).save(here / "photos" / name / f"{at}.png")
-    one, listed = (
-        lapclip.evaluate(run, "photos", templates=t, progress=False) for t in ("a {}.", ["a {}."])
-    )
-    assert one.metrics == listed.metrics
-
-
 def test_without_progress_nothing_is_printed_while_a_model_is_fetched(
     here: Path,
     empty_cache: Path,

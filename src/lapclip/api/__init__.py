@@ -231,7 +231,6 @@ def evaluate(
     data: Data = None,
     *,
     split: str | None = None,
-    templates: str | Sequence[str] = (),
     device: str = "auto",
     out: str | os.PathLike[str] | None = None,
     settings: Settings | None = None,
@@ -253,8 +252,6 @@ def evaluate(
         Other images to score on, in any form that `lapclip.train` takes; without it, the run's own held-out ones.
     split
         `train`, `val`, `test` or `all`; without it test, else val, else all.
-    templates
-        Sentences for folders of classes, with {} for the name.
     device
         `auto`, `cpu`, `cuda`, `mps` or `xpu`.
     out
@@ -273,7 +270,6 @@ def evaluate(
         Fetch a published model without asking.
     """
     with plain_thread(), _shown(progress) as shown:
-        sentences = joined("templates", templates)
         named = model_name(model)
         where = None if out is None else Path(out)
         _have(named if data is not None else None, shown, yes=yes)
@@ -287,7 +283,6 @@ def evaluate(
             named,
             source,
             split,
-            sentences,
             device,
             where,
             others,

@@ -21,7 +21,6 @@ def evaluate(
     /,
     *,
     split: Annotated[str | None, Parameter(show_default=False)] = None,
-    templates: Annotated[str, Parameter(show_default=False)] = "",
     device: str = "auto",
     out: Annotated[Path | None, Parameter(show_default=False)] = None,
     settings: Annotated[
@@ -45,7 +44,7 @@ def evaluate(
     - `lapclip eval first-run --json`
     - `lapclip eval first-run photos/ --split val`
     - `lapclip eval vit-b-32-laion2b photos/`
-    - `lapclip eval first-run clothes/ --templates "a photo of a {}.|a {} on a table."`
+    - `lapclip eval first-run clothes/ --set "data.prompts=a photo of a {}.|a {} on a table."`
     - `lapclip eval mine --before runs/mine/start --check scenes --blend`
 
     Parameters
@@ -57,9 +56,6 @@ def evaluate(
         Other images to score on: a folder, a table, shards. Example: lapclip eval first-run photos/
     split
         Score this split, or `all`. Without it: test, else val, else all. Example: lapclip eval --split val
-    templates
-        Sentences for classes, with {} for the name, separated by |. Example: lapclip eval first-run clothes/
-        --templates "a photo of a {}."
     device
         Where to compute: auto, cpu, cuda, mps, xpu. Example: lapclip eval --device cpu
     out
@@ -84,9 +80,7 @@ def evaluate(
 
     have_model(model if data else None, yes=yes)
     have_model(before, yes=yes)
-    request = EvaluationRequest(
-        model, data, split, templates, device, out, settings, before, check, blend
-    )
+    request = EvaluationRequest(model, data, split, device, out, settings, before, check, blend)
     with display() as shown:
         result = evaluate_model(
             request, shown.data_progress, shown.counting("embedding images and captions")

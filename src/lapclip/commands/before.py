@@ -151,7 +151,7 @@ def open_check(
     if find_source(config.source).is_drawn:
         config = replace(config, train_pairs=2, min_pairs=2)  # only the test split is needed
     opened = open_data(config, view, None, None, progress)
-    templates = choose_templates(EvaluationRequest(), config, own=False)
+    templates = choose_templates(config, own=False)
     return ChosenData(config, view, templates, opened, None, None)
 
 

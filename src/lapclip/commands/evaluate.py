@@ -84,7 +84,7 @@ def _evaluate(
     elif model.run:
         model.run.check_links()
     config, own = choose_data(model, request)
-    templates = choose_templates(request, config, own=own)
+    templates = choose_templates(config, own=own)
     config = replace(
         config, prompts="|".join(templates)
     )  # what is said of class folders names the prompts in use
@@ -116,7 +116,6 @@ def _evaluate(
         "notes": [
             *note_on_training(trained_on, len(opened.pairs)),
             *opened.notes,
-            *_unused_templates(request, opened),
         ],
         **scores,
     }
@@ -163,14 +162,6 @@ def _evaluate(
         files = save_evaluation(result, opened.pairs, folder, folder)
     result["files"] = [str(path) for path in files]
     return result
-
-
-def _unused_templates(request: EvaluationRequest, opened: EvaluationData) -> list[str]:
-    if request.templates and not opened.classes:
-        return [
-            "--templates is for folders of classes; these images have captions, so it was not used."
-        ]
-    return []
 
 
 def score(

@@ -41,7 +41,6 @@ class EvaluationRequest:
     model: str | None = None
     data: str | None = None
     split: str | None = None
-    templates: str = ""
     device: str = AUTO
     out: Path | None = None
     settings: Sequence[str] = ()
@@ -265,16 +264,11 @@ def choose_split(
     return ALL, "it has no splits of its own" if ALL in splits else "it has no test or val split"
 
 
-def choose_templates(request: EvaluationRequest, config: DataConfig, *, own: bool) -> list[str]:
-    """Return the requested templates, else those the run was trained with, else the default."""
-    if request.templates:
-        return read_templates(request.templates)
-    # Of other data, prompts that are not the usual ones come from --set.
-    return (
-        read_templates(config.prompts)
-        if own or config.prompts != DataConfig().prompts
-        else list(TEMPLATES)
-    )
+def choose_templates(config: DataConfig, *, own: bool) -> list[str]:
+    """Return the prompts of the run or of --set, else the default templates."""
+    if own or config.prompts != DataConfig().prompts:
+        return read_templates(config.prompts)
+    return list(TEMPLATES)
 
 
 def training_captions_of(listing: Listing) -> Sequence[Sequence[str]]:
