@@ -112,10 +112,6 @@ def write_and_check(
         after = Embedded.by(
             exported, held_out, counting(f"embedding held-out pairs with {format.engine}")
         )
-        if format.mend(job, written, before, after):
-            exported = format.open(job)
-            assert exported is not None
-            after = Embedded.by(exported, held_out, counting("embedding held-out pairs again"))
         check = compare_and_time(job.embedder, exported, before, after, held_out, job.status)
     check = {
         "checked_on": job.pairs.checked_on,

@@ -23,7 +23,6 @@ from lapclip.suggest import command, install
 if TYPE_CHECKING:
     from lapclip.data.dataset import Pairs
     from lapclip.embedder import Embedder, Encoder
-    from lapclip.exporting.check import Embedded
 
 OUTPUT = "embeddings"
 """What towers that were written for another engine call their output."""
@@ -103,11 +102,6 @@ class ExportFormat(ABC):
     @abstractmethod
     def open(self, job: Job) -> Encoder | None:
         """What was written, ready to run; None where it cannot run on this machine."""
-
-    def mend(self, job: Job, written: Written, before: Embedded, after: Embedded) -> bool:
-        """Put back what loses too much, given the embeddings of the model itself and of what was written. Returns
-        whether anything changed."""
-        return False
 
     def finish(  # noqa: B027
         self, job: Job, written: Written, check: dict[str, Any], result: dict[str, Any]

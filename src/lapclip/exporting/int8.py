@@ -8,8 +8,8 @@
    the others.
 3. Weights alone: small, as fast as float32, and close to it.
 
-A tower that no step keeps stays in float32. Steps are measured on training pairs. Held-out pairs have no say; a tower
-that fails the check on them goes back to float32 (`to_onnx.py`), which is the one thing that they decide.
+A tower that no step keeps stays in float32. Steps are measured on training pairs; held-out pairs, which the export is
+checked on, have no say.
 """
 
 from __future__ import annotations

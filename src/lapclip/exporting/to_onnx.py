@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 
     from lapclip.data.dataset import Pairs
     from lapclip.embedder import Embedder, Encoder
-    from lapclip.exporting.check import Embedded
 
 OPSET = 20
 INPUTS = {"image": "pixels", "text": "tokens"}
 LARGEST = 2_000_000_000
 """Bytes of one file: protobuf, which ONNX is written in, ends at 2 GiB."""
 TRIED = "tried"
-"""The folder in which every int8 form lies until the check is done, and the towers in float32."""
+"""The folder of the towers in float32 and of each int8 step that was tried."""
 USE = """\
 ```
 pip install onnxruntime numpy pillow tokenizers
@@ -101,47 +100,18 @@ class OnnxInt8(Onnx):
     purpose = "for a quarter of the size and less time"
 
     def _write_towers(self, job: Job) -> dict[str, dict[str, Any]]:
-        return write_int8(job.embedder, job.folder, job.pairs.training, job.status)
-
-    def mend(self, job: Job, written: Written, before: Embedded, after: Embedded) -> bool:
-        """Put back in float32 the towers that fail the check by themselves."""
-        from lapclip.exporting.check import LEAST_COSINE, MOST_LOST, Embedded, compare, recall_lost
-        from lapclip.exporting.int8 import FLOAT
-
-        alone = {
-            "image": Embedded(after.images, before.texts, before.owner),
-            "text": Embedded(before.images, after.texts, before.owner),
-        }
-        changed = False
-        for tower, found in alone.items():
-            described = written.towers[tower]
-            check, (lost, by_chance) = compare(before, found), recall_lost(before, found)
-            close = check["cosine"][tower]["mean"] >= LEAST_COSINE and lost <= MOST_LOST + by_chance
-            if close or described["numbers"] == FLOAT:
-                continue
-            shutil.copyfile(job.folder / TRIED / f"{tower}.onnx", job.folder / f"{tower}.onnx")
-            described["why"] = (
-                f"the {tower} tower stays in float32: in {described['numbers']} it has cosine "
-                f"{check['cosine'][tower]['mean']:.4f} and R@1 {check['recall_after']:.1%} after "
-                f"{check['recall_before']:.1%} on held-out pairs"
-            )
-            described["numbers"] = FLOAT
-            changed = True
-        shutil.rmtree(job.folder / TRIED, ignore_errors=True)
-        if changed:
-            self._describe(job, written)
-        return changed
+        towers = write_int8(job.embedder, job.folder, job.pairs.training, job.status)
+        shutil.rmtree(job.folder / TRIED)
+        return towers
 
 
-def write_float(
-    embedder: Embedder, folder: Path, status: Status, *, small: bool = False
-) -> dict[str, Path]:
-    """Both towers in float32; with `small`, their tables of embeddings in bytes."""
+def write_float(embedder: Embedder, folder: Path, status: Status) -> dict[str, Path]:
+    """Write both towers in float32. Return their files."""
     from lapclip.exporting.int8 import prepare
     from lapclip.exporting.tower_programs import programs
 
     found = {}
-    for tower, program in programs(embedder, small=small).items():
+    for tower, program in programs(embedder).items():
         status(f"writing the {tower} tower")
         plain, found[tower] = folder / f"{tower}.plain.onnx", folder / f"{tower}.onnx"
         longest = embedder.context if tower == "text" and not embedder.tokenizer.fills else None
@@ -162,7 +132,7 @@ def write_int8(
 
     aside = folder / TRIED
     aside.mkdir()
-    graphs = write_float(embedder, aside, status, small=True)
+    graphs = write_float(embedder, aside, status)
     captions = [options[0] for options in training.captions]
     rows = {
         "image": np.array(training.pixels[:]),

@@ -2,12 +2,10 @@
 
 The scaling of pixels is part of the image tower, so that no other program can get it wrong.
 
-Shapes: B batch, S image side, C colour channels, L tokens, V vocabulary, D width, E embedding.
+Shapes: B batch, S image side, C colour channels, L tokens, E embedding.
 """
 
 from __future__ import annotations
-
-import copy
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +13,6 @@ from torch import Tensor, nn
 
 from lapclip.embedder import Embedder
 from lapclip.model.clip import CLIP
-
-FEW = 4096
-"""Numbers of a table below which one byte each saves nothing worth its trouble."""
 
 
 class ImageProgram(nn.Module):
@@ -55,35 +50,6 @@ class TextProgram(nn.Module):
         return F.normalize(self.tower(tokens), dim=-1)
 
 
-class SmallTable(nn.Module):
-    """A table of embeddings in one byte a number, with a scale a row: a quarter of the size, and as fast."""
-
-    table: Tensor
-    scale: Tensor
-
-    def __init__(self, weight_VD: Tensor) -> None:
-        super().__init__()
-        table, scale = in_bytes(weight_VD)
-        self.register_buffer("table", table)
-        self.register_buffer("scale", scale)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self.table[input].float() * self.scale[input]
-
-
-def in_bytes(weight_VD: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers from -127 to 127, and the scale of each row, (V, 1)."""
-    scale_V1 = weight_VD.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127
-    return (weight_VD / scale_V1).round().to(torch.int8), scale_V1
-
-
-def programs(embedder: Embedder, *, small: bool = False) -> dict[str, nn.Module]:
-    """Both towers; with `small`, tables of embeddings are kept in bytes."""
+def programs(embedder: Embedder) -> dict[str, nn.Module]:
     model = embedder.model
-    if small:
-        model = copy.deepcopy(model)
-        for parent in list(model.modules()):
-            for name, child in list(parent.named_children()):
-                if isinstance(child, nn.Embedding) and child.weight.numel() >= FEW:
-                    setattr(parent, name, SmallTable(child.weight.detach()))
     return {"image": ImageProgram(model).eval(), "text": TextProgram(model).eval()}
