@@ -94,7 +94,6 @@ def calibrated(width: int) -> Calibration:
         share=0.5,
         usual_hubness=0.5,
         min_words=1,
-        questions=1000,
         recall_before=0.2,
         recall_after=0.3,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,7 @@ from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError
 from lapclip.evaluation import note_on_chance
 from lapclip.evaluation.calibration import calibration_of
-from lapclip.evaluation.hubness import BUILT_IN, read_bank
+from lapclip.evaluation.hubness import read_bank
 from lapclip.evaluation.retrieval import retrieval
 from lapclip.prompts import TEMPLATES, class_embeddings
 from lapclip.which_model import which_model
@@ -82,28 +83,16 @@ def test_what_scores_are_worth_is_kept_with_the_run_for_search(mine: Path) -> No
     (mine / "questions.json").unlink()
     result = evaluate(EvaluationRequest(device="cpu"))
     assert read_bank(mine / "questions.json") == bank
-    assert result["hubness"]["bank"]["captions"] == len(bank.captions)
+    assert result["hubness"]["bank"] == len(bank.captions)
     assert result["hubness"]["questions"] == result["evaluation"]["captions"]
     assert result["hubness"]["t2i_r1"] == pytest.approx(result["evaluation"]["t2i_r1"], abs=0.01)
     model = which_model("mine")
     kept = calibration_of(model, load(mine))
     assert kept is not None
     assert kept.recall_after == result["hubness"]["t2i_r1_with"]
-    assert (kept.data, kept.split) == ("scenes", "test")
     assert "hubness correction" in (mine / "evaluation" / "test" / "evaluation.md").read_text(
         encoding="utf-8"
     )
-
-
-def test_a_model_without_a_run_is_measured_with_the_bank_that_is_shipped(
-    mine: Path, empty_cache: Path
-) -> None:
-    shutil.copytree(mine / "model", "elsewhere")
-    photos = write_photos(Path("photos"), [""] * 24)
-    result = evaluate(EvaluationRequest("elsewhere", str(photos), device="cpu"))
-    assert result["hubness"]["bank"] == {"from": BUILT_IN, "captions": 3000}
-    assert calibration_of(which_model("elsewhere"), load("elsewhere")) is not None
-    assert [path.name[:12] for path in empty_cache.glob("*.safetensors")] == ["calibration-"]
 
 
 def test_images_that_it_learnt_from_calibrate_nothing(mine: Path) -> None:
@@ -474,15 +463,13 @@ def test_a_run_measures_at_its_end_what_its_scores_are_worth(
     train_small(name="mine")
     kept = calibration_of(which_model("mine"), load("runs/mine"))
     assert kept is not None
-    assert (kept.data, kept.split) == ("scenes", "val")
     on_val = evaluate(EvaluationRequest("mine", split="val", device="cpu"))
     assert kept.recall_after == on_val["hubness"]["t2i_r1_with"]
     photos = write_photos(Path("photos"), [""] * 24)
     on_test = evaluate(EvaluationRequest("mine", split="test", device="cpu"))
     elsewhere = evaluate(EvaluationRequest("mine", str(photos), device="cpu"))
-    assert on_test["hubness"]["questions"] > elsewhere["hubness"]["questions"]
-    for result in (on_test, elsewhere):
-        assert any("split val" in note for note in result["notes"])
+    assert on_test["hubness"]["questions"] > 0
+    assert "hubness" not in elsewhere
     again = calibration_of(which_model("mine"), load("runs/mine"))
     assert again is not None
-    assert again.to_dict() == kept.to_dict()
+    assert replace(again, bank=kept.bank) == kept

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lapclip.embedder import load
-from lapclip.evaluation.calibration import Calibration, keep_calibration
+from lapclip.evaluation.calibration import Calibration, save_calibration
 from lapclip.evaluation.hubness import hubness_of
 from lapclip.searching.index import Entry, Index
 from lapclip.searching.library import Library
@@ -43,11 +43,10 @@ def calibrate(model: Path, share: float = 0.7, captions: int = len(BANK)) -> Cal
         share=share,
         usual_hubness=0.1,
         min_words=4,
-        questions=1000,
         recall_before=0.21,
         recall_after=0.235,
     )
-    keep_calibration(found, model / "calibration.safetensors")
+    save_calibration(found, model / "calibration.safetensors")
     return found
 
 
@@ -123,7 +122,7 @@ def test_an_index_knows_the_question_banks_that_were_used_last(photos: Path, mod
 def test_what_was_measured_of_another_model_is_not_used(photos: Path, model: Path) -> None:
     draw_many(photos, 4)
     found = calibrate(model)
-    keep_calibration(replace(found, model="another"), model / "calibration.safetensors")
+    save_calibration(replace(found, model="another"), model / "calibration.safetensors")
     answer = index_now(photos, Watched(model)).ask(parse("a red cat in the snow"), 4)
     assert answer.correction is None
 

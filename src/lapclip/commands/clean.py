@@ -33,7 +33,6 @@ CACHES = (
     "features-*.npy",
     "tower-*",
     f"{MODELS}/*/",
-    "calibration-*.safetensors",
     "*.json",
 )
 IN_USE = "another process uses it now"

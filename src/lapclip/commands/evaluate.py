@@ -26,22 +26,15 @@ from lapclip.commands.evaluation_data import (
     find_model,
     note_on_training,
     open_data,
-    training_captions_of,
 )
 from lapclip.data.dataset import Pairs
-from lapclip.data.loading import list_data
-from lapclip.data.pixels import View
 from lapclip.data.splits import TRAIN
 from lapclip.embedder import Embedder, Encoder, load, naming_device_flag
-from lapclip.errors import ConfigError, LapclipError, RunError
+from lapclip.errors import ConfigError, RunError
 from lapclip.evaluation import FEW, note_on_chance, note_on_few
-from lapclip.evaluation.calibration import (
-    calibrate,
-    calibration_path,
-    keep_calibration,
-)
+from lapclip.evaluation.calibration import calibrate, save_calibration
 from lapclip.evaluation.evaluation import evaluate_classes, evaluate_pairs
-from lapclip.evaluation.hubness import CaptionBank, built_in_bank, draw_bank, read_bank, save_bank
+from lapclip.evaluation.hubness import CaptionBank, draw_bank, read_bank, save_bank
 from lapclip.evaluation.short_questions import (
     evaluate_short_questions,
     note_on_no_questions,
@@ -51,6 +44,7 @@ from lapclip.paths import temporary_folder
 from lapclip.progress import DataProgress, Progress
 from lapclip.report import report_files, report_names
 from lapclip.report.evaluation_report import EVALUATION, FOLDER, THUMBNAIL, evaluation_report
+from lapclip.runs.folder import Run
 from lapclip.text import to_json
 from lapclip.user_files import check_replaceable, marked, write_user_files
 from lapclip.which_model import WhichModel
@@ -119,26 +113,16 @@ def _evaluate(
         ],
         **scores,
     }
-    if held_out and vectors.image_of_text is not None and len(opened.pairs) >= FEW:
-        bank = caption_bank(model, opened, view)
+    bank = None
+    if model.run and own and held_out and len(opened.pairs) >= FEW:
+        bank = caption_bank(model.run, opened)
+    if model.run and bank and vectors.image_of_text is not None:
         calibration, result["hubness"] = calibrate(
-            embedder,
-            bank,
-            vectors.images,
-            vectors.texts,
-            vectors.image_of_text,
-            encoding_progress,
+            embedder, bank, vectors.images, vectors.texts, vectors.image_of_text, encoding_progress
         )
-        calibration = replace(
-            calibration,
-            data=config.source,
-            split=opened.split,
-            is_own_val=own and opened.split == "val",
-        )
-        if saved := keep_calibration(calibration, calibration_path(model, calibration.model)):
-            result["notes"].append(
-                f"Search keeps the correction that was measured on {saved.data} (split {saved.split})."
-            )
+        # Search uses what was measured on val, which chose the model; test chooses nothing.
+        if opened.split == "val" or not model.run.calibration.exists():
+            save_calibration(calibration, model.run.calibration)
     if "evaluation" in result:
         result["notes"] += note_on_few(result["evaluation"]["candidates"])
         if result["short_questions"] is None:
@@ -185,21 +169,14 @@ def score(
     return scores
 
 
-def caption_bank(model: WhichModel, opened: EvaluationData, view: View) -> CaptionBank:
-    """The bank of the run that made a model; of a run without one, from its data, where that is there. Else lapclip's
-    own."""
-    run = model.made_by
-    if run is None:
-        return built_in_bank()
-    captions = opened.training_captions
-    if (bank := read_bank(run.questions)) is None and not captions and model.config:
-        with suppress(LapclipError, OSError):
-            captions = training_captions_of(list_data(model.config.data, view))
-    if bank is None and captions:
-        bank = draw_bank(captions)
+def caption_bank(run: Run, data: EvaluationData) -> CaptionBank | None:
+    """Return the saved bank of a run, else one drawn from its training captions."""
+    bank = read_bank(run.questions)
+    if bank is None and data.training_captions:
+        bank = draw_bank(data.training_captions)
         with suppress(OSError):
             save_bank(bank, run.questions)
-    return bank or built_in_bank()
+    return bank
 
 
 def evaluation_paths(folder: Path) -> list[Path]:

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from lapclip.data.dataset import Pairs, save_seen
 from lapclip.data.tokenizers import save_tokenizer
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import LapclipError, LostRank, RunBusy, TrainingError
-from lapclip.evaluation.calibration import calibrate, keep_calibration
+from lapclip.evaluation.calibration import calibrate, save_calibration
 from lapclip.evaluation.hubness import draw_bank, read_bank, save_bank
 from lapclip.evaluation.short_questions import (
     ShortQuestions,
@@ -552,10 +552,7 @@ def _calibrate(training: Training, best: Embedder, embedded: Vectors) -> None:
         return
     bank = read_bank(training.run.questions) or draw_bank(training.data.train.captions)
     calibration, _ = calibrate(best, bank, *embedded)
-    calibration = replace(
-        calibration, data=training.config.data.source, split="val", is_own_val=True
-    )
-    keep_calibration(calibration, training.run.calibration)
+    save_calibration(calibration, training.run.calibration)
 
 
 def started(training: Training, setup: RunSetup, notes: list[str], laps: Laps) -> events.Started:

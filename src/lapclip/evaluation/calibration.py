@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from lapclip.embedder import Encoder
 from lapclip.errors import LapclipError
 from lapclip.evaluation.hubness import CaptionBank, count_words, fit_correction, hubness_of
 from lapclip.paths import (
-    cache_folder,
     check_plain,
     check_size,
     digest_of_bytes,
@@ -32,8 +31,7 @@ from lapclip.paths import (
 from lapclip.progress import Progress
 from lapclip.which_model import WhichModel
 
-FORMAT = 3
-CACHE_NAME = "calibration-{}.safetensors"  # of a model that is no run, by its fingerprint
+FORMAT = 4
 MAX_BYTES = 100_000_000  # a usual bank has less than ten million
 
 
@@ -51,15 +49,9 @@ class Calibration:
     """Mean hubness of the held-out images."""
     min_words: int
     """Number of words from which on a query is corrected."""
-    questions: int
-    """Held-out captions that the share was chosen on."""
     recall_before: float
     """Text-to-image R@1 without the correction."""
     recall_after: float
-    data: str = ""
-    split: str = ""
-    is_own_val: bool = False
-    """Whether the pairs are the run's own val split."""
 
     @cached_property
     def digest(self) -> str | None:
@@ -84,14 +76,6 @@ class Calibration:
             f"{self.recall_after:.1%} of cases with that, in {self.recall_before:.1%} without."
         )
 
-    def sort_key(self) -> tuple[bool, int]:
-        """Sort key: prefer the run's own val split, then more captions."""
-        return self.is_own_val, self.questions
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all but the vectors."""
-        return {name: value for name, value in vars(self).items() if name not in ("bank", "digest")}
-
 
 def calibrate(
     encoder: Encoder,
@@ -112,55 +96,35 @@ def calibrate(
         share=fit.share if fit.used else 0.0,
         usual_hubness=float(hubness.mean()),
         min_words=bank.min_words,
-        questions=fit.questions,
         recall_before=fit.recalls["t2i_r1"],
         recall_after=fit.recalls["t2i_r1_with"],
     )
     measured = {name: value for name, value in vars(fit).items() if name != "recalls"}
     measured |= fit.recalls
-    measured["bank"] = {"from": bank.origin, "captions": len(bank.captions)}
+    measured["bank"] = len(bank.captions)
     measured["min_words"] = bank.min_words
     return calibration, measured
 
 
-def calibration_path(which: WhichModel, fingerprint: str) -> Path:
-    """Return the path of a model's calibration: in its run, else in the cache."""
-    if which.run:
-        return which.run.calibration
-    return cache_folder() / CACHE_NAME.format(fingerprint)
-
-
 def calibration_of(which: WhichModel, encoder: Encoder) -> Calibration | None:
-    """Return the calibration of a model, else of the model it was exported from, else None."""
-    run, paths = which.made_by, list[Path]()
-    if run and run.calibration.exists():
-        paths.append(run.calibration)
-    elif not any(cache_folder().glob(CACHE_NAME.format("*"))):
-        return None  # a fingerprint takes all weights to make
+    """Return the calibration of the run that made a model, for the model itself and its exports."""
+    run = which.made_by
+    if run is None or not run.calibration.exists():
+        return None
+    calibration = read_calibration(run.calibration, encoder.embedding)
     own = encoder.fingerprint()
-    names = {own, getattr(encoder, "made_from", own)}
-    paths += [cache_folder() / CACHE_NAME.format(name) for name in sorted(names)]
-    calibrations = []
-    for path in paths:
-        calibration = read_calibration(path, encoder.embedding) if path.exists() else None
-        if calibration and calibration.model in names:
-            calibrations.append(calibration)
-    return min(calibrations, key=lambda one: one.model != own, default=None)
+    is_same_model = calibration and calibration.model in (own, getattr(encoder, "made_from", own))
+    return calibration if is_same_model else None
 
 
-def keep_calibration(calibration: Calibration, path: Path) -> Calibration | None:
-    """Save a calibration for search, or return the saved one of the same model if that was measured on more.
-
-    A full or read-only disk is no error: search then works without a correction.
-    """
-    saved = read_calibration(path, calibration.bank.shape[1])
-    if saved and saved.model == calibration.model and saved.sort_key() > calibration.sort_key():
-        return saved
-    metadata = {"lapclip": json.dumps({"format": FORMAT, **calibration.to_dict()})}
+def save_calibration(calibration: Calibration, path: Path) -> None:
+    """Save a calibration for search. On a full or read-only disk search works without a correction."""
+    facts = asdict(calibration)
+    bank = facts.pop("bank")
+    metadata = {"lapclip": json.dumps({"format": FORMAT, **facts})}
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, save({"bank": calibration.bank}, metadata))
-    return None
+        write_atomic(path, save({"bank": bank}, metadata))
 
 
 def read_calibration(path: Path, width: int) -> Calibration | None:
@@ -196,7 +160,6 @@ def _is_sound(calibration: Calibration, width: int) -> bool:
         calibration.recall_before,
         calibration.recall_after,
         calibration.min_words,
-        calibration.questions,
     )
     return (
         isinstance(calibration.model, str)

@@ -5,7 +5,7 @@ share of it, chosen on held-out captions, is subtracted from the scores of the i
 words than nine in ten captions, are not corrected: on held-out words and phrases that gained nothing.
 
 The bank of a run is drawn from the captions that it learns from. It is saved in the run's folder when the run begins,
-so that it is there when the data is gone. Other models get a bank made from templates and common words.
+so that it is there when the data is gone. Models from elsewhere have no bank and no correction.
 """
 
 from __future__ import annotations
@@ -29,22 +29,6 @@ NEAREST_CAPTIONS = 16  # chosen on Flickr8k's val photos
 SHARES = np.round(np.arange(0, 1.01, 0.1), 1)  # SHARES[0] is 0: no correction
 MAX_HELD_OUT = 5000  # held-out images, and captions, that the share is chosen on
 BLOCK_ROWS = 2048
-BUILT_IN = "lapclip's own"
-COMMON_WORDS = Path(__file__).with_name("common_words.txt")
-CAPTION_TEMPLATES = (
-    "a {person} in a {quality} shirt is {doing} in front of a {thing}",
-    "a {quality} {animal} next to a {quality} {thing}, seen {time}",
-    "two people are {doing} with a {thing} near the {place}",
-    "a {person} and a {animal} are {doing} at the {place} {time}",
-    "a {quality} {thing} stands between a {thing} and a {quality} {thing}",
-    "a plate with {food} and {food} on a {quality} table",
-    "the {place} with a {quality} {thing}, {time}",
-    "a group of people {doing} while a {person} watches",
-    "a {person} with a {quality} {thing} is {doing} at the {place}",
-    "several {quality} things and a {thing} in the {place}, {time}",
-    "a {animal} looks at a {person} who is {doing}",
-    "close view of a {quality} {thing} with {food} beside it",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,8 +36,6 @@ class CaptionBank:
     """Captions that stand for queries in general."""
 
     captions: list[str]
-    origin: str
-    """Where they come from, for people."""
 
     @property
     def min_words(self) -> int:
@@ -73,40 +55,11 @@ def draw_bank(captions: Iterable[Sequence[str]]) -> CaptionBank:
     if len(distinct) > MAX_BANK_CAPTIONS:
         rows = generator(0, "question bank").permutation(len(distinct))[:MAX_BANK_CAPTIONS]
         distinct = [distinct[row] for row in sorted(rows.tolist())]
-    return CaptionBank(distinct, "the captions it learned from")
-
-
-def built_in_bank() -> CaptionBank:
-    """Make the bank for models whose training captions are not known: templates filled with common words."""
-    words = {}
-    for line in COMMON_WORDS.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            kind, _, values = line.partition(":")
-            words[kind] = [word.strip() for word in values.split(",")]
-    draw = generator(0, "own question bank")
-    captions: dict[str, None] = {}
-    while len(captions) < MAX_BANK_CAPTIONS:
-        text = CAPTION_TEMPLATES[int(draw.integers(len(CAPTION_TEMPLATES)))]
-        for kind, choices in words.items():
-            while "{" + kind + "}" in text:
-                word = choices[int(draw.integers(len(choices)))]
-                text = text.replace("{" + kind + "}", word, 1)
-        captions[_with_articles(text)] = None
-    return CaptionBank(list(captions), BUILT_IN)
-
-
-def _with_articles(text: str) -> str:
-    """Replace "a" by "an" before a vowel."""
-    words = text.split(" ")
-    for at, (word, following) in enumerate(itertools.pairwise(words)):
-        if word == "a" and following[:1] in ("a", "e", "i", "o", "u"):
-            words[at] = "an"
-    return " ".join(words)
+    return CaptionBank(distinct)
 
 
 def save_bank(bank: CaptionBank, path: Path) -> None:
-    content = {"captions": bank.captions, "origin": bank.origin}
-    write_atomic(path, json.dumps(content, ensure_ascii=False))
+    write_atomic(path, json.dumps({"captions": bank.captions}, ensure_ascii=False))
 
 
 def read_bank(path: Path) -> CaptionBank | None:
@@ -114,7 +67,7 @@ def read_bank(path: Path) -> CaptionBank | None:
     try:
         content = read_json(path)
         captions = [str(text) for text in content["captions"][:MAX_BANK_CAPTIONS]]
-        return CaptionBank(captions, str(content["origin"]))
+        return CaptionBank(captions)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
