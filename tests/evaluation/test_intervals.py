@@ -6,7 +6,6 @@ import pytest
 from lapclip.evaluation import intervals
 from lapclip.evaluation.intervals import (
     bootstrap_interval,
-    mean_and_median_intervals,
     mean_intervals,
     resamples,
     wilson_interval,
@@ -66,15 +65,6 @@ def test_many_images_are_drawn_less_often(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(intervals, "DRAWS", 37 * 300)
     assert sum(map(len, resamples(37))) == 300
     assert sum(map(len, resamples(370))) == intervals.LEAST_REPEATS
-
-
-def test_median_interval_is_that_of_medians_of_drawn_values() -> None:
-    values, owner = np.array([1, 9, 4, 4, 2, 30]), np.array([0, 0, 1, 1, 2, 2])
-    medians = [
-        np.median(np.repeat(values, w[owner].astype(int))) for block in resamples(3) for w in block
-    ]
-    _, (found,) = mean_and_median_intervals(np.ones((1, 3)), np.ones((1, 3)), [(values, owner)])
-    assert found == np.quantile(medians, [0.025, 0.975]).tolist()
 
 
 def test_wilson_knows_what_few_answers_say() -> None:

@@ -222,19 +222,13 @@ def _shared(ceilings: dict[str, float]) -> list[str]:
 
 
 def _ranks(evaluation: dict[str, Any]) -> list[str]:
-    lines = [
-        f"[bold]{'rank of the right answer':<35}[/bold]  median   chance   mean reciprocal   95 % interval"
-    ]
+    title = "rank of the right answer"
+    lines = [f"[bold]{title:<35}[/bold]  mean reciprocal   chance   95 % interval"]
     for way, text in WAYS.items():
-        median, chance = (
-            evaluation[f"{way}_median_rank"],
-            evaluation["chances"][f"{way}_median_rank"],
-        )
-        low, high = evaluation["intervals"][f"{way}_mean_reciprocal_rank"]
-        mean = evaluation[f"{way}_mean_reciprocal_rank"]
-        lines.append(
-            f"  {text:<33}{median:>8,g}{chance:>9,g}{mean:>18.3f}   {low:.3f} to {high:.3f}"
-        )
+        name = f"{way}_mean_reciprocal_rank"
+        mean, chance = evaluation[name], evaluation["chances"][name]
+        low, high = evaluation["intervals"][name]
+        lines.append(f"  {text:<33}{mean:>17.3f}{chance:>9.3f}   {low:.3f} to {high:.3f}")
     return lines
 
 

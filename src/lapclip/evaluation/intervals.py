@@ -2,12 +2,12 @@
 
 Where all answers are right, or all wrong, drawing them again says nothing; there it is Wilson's end over the images.
 Images are what is drawn, with all their captions: captions of one image are not independent of each other.
-Shapes: N images, M captions, K metrics, r draws held at once.
+Shapes: N images, K metrics, r draws held at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -36,46 +36,20 @@ def resamples(count: int) -> Iterator[np.ndarray]:
 
 
 def mean_intervals(hits_KN: np.ndarray, counts_KN: np.ndarray) -> list[list[float]]:
-    """Of each share sum(hits) / sum(counts). All see the same draws."""
-    return mean_and_median_intervals(hits_KN, counts_KN, [])[0]
+    """Return the intervals of shares, sum(hits) / sum(counts). All see the same draws."""
+    drawn = []
+    for weights_rN in resamples(hits_KN.shape[1]):
+        drawn.append((weights_rN @ hits_KN.T) / np.maximum(weights_rN @ counts_KN.T, 1e-12))
+    intervals = []
+    for values, hits_N, counts_N in zip(np.concatenate(drawn).T, hits_KN, counts_KN, strict=True):
+        share = float(hits_N.sum() / max(counts_N.sum(), 1e-12))
+        intervals.append(share_interval(values, share, int((counts_N > 0).sum())))
+    return intervals
 
 
 def bootstrap_interval(hits_N: np.ndarray, counts_N: np.ndarray) -> list[float]:
-    """Of sum(hits) / sum(counts)."""
+    """Return the interval of one share, sum(hits) / sum(counts)."""
     return mean_intervals(np.asarray(hits_N)[None], np.asarray(counts_N)[None])[0]
-
-
-def mean_and_median_intervals(
-    hits_KN: np.ndarray, counts_KN: np.ndarray, valued: Sequence[tuple[np.ndarray, np.ndarray]]
-) -> tuple[list[list[float]], list[list[float]]]:
-    """Of each share sum(hits) / sum(counts), and of the medians of values, given with the image of each."""
-    orders = [np.argsort(values_M, kind="stable") for values_M, _ in valued]
-    ordered = [
-        (values[order], owner[order]) for (values, owner), order in zip(valued, orders, strict=True)
-    ]
-    means, medians = [], [[] for _ in valued]
-    for weights_rN in resamples(hits_KN.shape[1]):
-        means.append((weights_rN @ hits_KN.T) / np.maximum(weights_rN @ counts_KN.T, 1e-12))
-        for found, (values_M, owner_M) in zip(medians, ordered, strict=True):
-            found += [_median(values_M, weights_N[owner_M]) for weights_N in weights_rN]
-    shares = [
-        share_interval(
-            column, float(hits_N.sum() / max(counts_N.sum(), 1e-12)), int((counts_N > 0).sum())
-        )
-        for column, hits_N, counts_N in zip(
-            np.concatenate(means).T, hits_KN, counts_KN, strict=True
-        )
-    ]
-    return shares, [percentiles(found) for found in medians]
-
-
-def _median(sorted_M: np.ndarray, weights_M: np.ndarray) -> float:
-    """The median of values in order, each there as often as its weight says."""
-    below_M = np.cumsum(weights_M)
-    half = below_M[-1] / 2
-    # The mean of the two in the middle, where their number is even.
-    middle, other = below_M.searchsorted(half, "left"), below_M.searchsorted(half, "right")
-    return (sorted_M[middle] + sorted_M[min(other, len(sorted_M) - 1)]) / 2
 
 
 def percentiles(values: np.ndarray | list[float]) -> list[float]:

@@ -98,7 +98,7 @@ def survival(candidates: int, own: int) -> np.ndarray:
 
 
 def chance_metrics(candidates: int, own_N: np.ndarray, ranks: tuple[int, ...]) -> dict[str, float]:
-    """What shuffled candidates give: recall at each of `ranks`, the median rank and the mean reciprocal rank.
+    """What shuffled candidates give: recall at each of `ranks`, and the mean reciprocal rank.
 
     own_N is how many right answers each question has. With one of N that is K / N; with five captions of an image
     among M it is more than K / M and less than 5 K / M, because the first of them is what counts.
@@ -110,6 +110,5 @@ def chance_metrics(candidates: int, own_N: np.ndarray, ranks: tuple[int, ...]) -
     missed = np.asarray(missed)
     first = missed[:-1] - missed[1:]
     found = {f"r{rank}": float(1 - missed[min(rank, candidates)]) for rank in ranks}
-    found["median_rank"] = float(np.argmax(missed <= 0.5 + 1e-9))  # products round
     found["mean_reciprocal_rank"] = float((first / np.arange(1, candidates + 1)).sum())
     return found

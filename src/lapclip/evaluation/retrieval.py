@@ -1,4 +1,4 @@
-"""Finding images by captions and captions by images: recall, median rank, mean reciprocal rank, and how sure.
+"""Finding images by captions and captions by images: recall, mean reciprocal rank, and how sure.
 
 Shapes: N images, M captions, E embedding, Q questions of one way, G batches of s of P pairs.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from lapclip.data.dataset import Pairs
 from lapclip.evaluation import RANKS
 from lapclip.evaluation.geometry import similarities
-from lapclip.evaluation.intervals import bootstrap_interval, mean_and_median_intervals
+from lapclip.evaluation.intervals import bootstrap_interval, mean_intervals
 from lapclip.evaluation.ranks import BLOCK, chance_metrics, ranks
 from lapclip.evaluation.recall_estimate import estimate_recall
 from lapclip.seeding import generator
@@ -53,16 +53,12 @@ def retrieval_of(
         answers = {f"{way}_r{rank}": (rank_Q <= rank).astype(float) for rank in RANKS}
         answers[f"{way}_mean_reciprocal_rank"] = 1 / rank_Q
         scores |= {name: float(answer.mean()) for name, answer in answers.items()}
-        scores[f"{way}_median_rank"] = float(np.median(rank_Q))
         names += answers
         hits += [
             np.bincount(owner_Q, weights=answer, minlength=len(i2t_N))
             for answer in answers.values()
         ]
         counts += [np.bincount(owner_Q, minlength=len(i2t_N)).astype(float)] * len(answers)
-    means, medians = mean_and_median_intervals(
-        np.stack(hits), np.stack(counts), list(ways.values())
-    )
     if among_1000:
         estimate = estimate_recall(t2i_M, image_M, len(i2t_N))
         scores["r1_among_1000"] = estimate.to_dict() if estimate else None
@@ -75,7 +71,7 @@ def retrieval_of(
             for name, value in metrics.items()
         },
         "intervals": dict(
-            zip([*names, *(f"{way}_median_rank" for way in ways)], [*means, *medians], strict=True)
+            zip(names, mean_intervals(np.stack(hits), np.stack(counts)), strict=True)
         ),
     }
 

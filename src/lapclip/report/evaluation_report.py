@@ -5,7 +5,6 @@ Read with care: what is missing or odd is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +144,8 @@ def recall_table(evaluation: dict[str, Any], scores: dict[str, Any]) -> Table:
         rows.append([f"{name}, chance", *_metrics(chances, way)])
         shared = [number(ceilings.get(f"{way}_r{rank}")) for rank in RANKS]
         if any(value is not None and value < 1 for value in shared):
-            rows.append([f"{name}, most that shared captions allow", *map(percent, shared), "", ""])
-    empty = [""] * 4
+            rows.append([f"{name}, most that shared captions allow", *map(percent, shared), ""])
+    empty = [""] * 3
     batch = mapping(scores.get("in_batch"))
     if batch:
         name = f"in batches of {batch.get('size')}"
@@ -156,33 +155,26 @@ def recall_table(evaluation: dict[str, Any], scores: dict[str, Any]) -> Table:
     if number(evaluation.get("linear_baseline")) is not None:
         baseline = percent(evaluation["linear_baseline"])
         rows.append(["text to image, linear baseline", baseline, *empty])
-    return Table(["", "R@1", "R@5", "R@10", "median rank", "mean reciprocal rank"], rows)
+    return Table(["", "R@1", "R@5", "R@10", "mean reciprocal rank"], rows)
 
 
 def _metrics(values: dict[str, Any], way: str) -> list[str]:
     recalls = [percent(values.get(f"{way}_r{rank}")) for rank in RANKS]
     return [
         *recalls,
-        _rank(values.get(f"{way}_median_rank")),
         significant(values.get(f"{way}_mean_reciprocal_rank")),
     ]
 
 
 def _intervals(values: dict[str, Any], way: str) -> list[str]:
     recalls = [interval(values.get(f"{way}_r{rank}")) for rank in RANKS]
-    rank, reciprocal = values.get(f"{way}_median_rank"), values.get(f"{way}_mean_reciprocal_rank")
-    return [*recalls, _between(rank, _rank), _between(reciprocal, significant)]
+    return [*recalls, _between(values.get(f"{way}_mean_reciprocal_rank"))]
 
 
-def _rank(value: Any) -> str:
-    found = number(value)
-    return "-" if found is None else f"{found:,.1f}".removesuffix(".0")
-
-
-def _between(low_high: Any, text: Callable[[Any], str]) -> str:
+def _between(low_high: Any) -> str:
     match low_high:
         case [low, high]:
-            return f"{text(low)} to {text(high)}"
+            return f"{significant(low)} to {significant(high)}"
     return ""
 
 
@@ -208,7 +200,7 @@ def short_question_blocks(found: dict[str, Any]) -> list[Block]:
         [
             f"{count(kind.get('questions'))} {name}",
             significant(kind.get("map")),
-            _between([kind.get("map_low"), kind.get("map_high")], significant),
+            _between([kind.get("map_low"), kind.get("map_high")]),
             significant(kind.get("chance")),
             percent(kind.get("first_five")),
         ]
