@@ -18,7 +18,7 @@ from lapclip.exporting.export_folder import EXPORTED
 from lapclip.machine.other_programs import describe_busy_cores
 from lapclip.measure.timing import Timer
 from lapclip.progress import Progress, Status
-from lapclip.runs.events import mapping, mappings
+from lapclip.runs.events import mapping
 from lapclip.runs.folder import Run
 from lapclip.text import number
 from lapclip.weights import is_exported
@@ -201,18 +201,6 @@ class FoundExport:
             and after is not None
             and after >= before
         )
-
-    @property
-    def image_speed(self) -> float | None:
-        """How many times as fast as torch it read images; None where that was not timed, or beside others."""
-        check = mapping(self.about.get("check"))
-        rows = mappings(check.get("latency"))
-        found = [
-            row.get("ratio")
-            for row in rows
-            if (row.get("tower"), row.get("batch")) == ("image", 32)
-        ]
-        return number(found[0]) if found and not check.get("busy") else None
 
 
 def find_export(run: Run, to: str) -> FoundExport | None:

@@ -17,9 +17,8 @@ from lapclip.embedder import (
     naming_device_flag,
     open_exported,
 )
-from lapclip.errors import LapclipError, RunError
+from lapclip.errors import RunError
 from lapclip.evaluation.calibration import Calibration, calibration_of
-from lapclip.exporting.check import find_export
 from lapclip.runs.events import mapping, read_events
 from lapclip.runs.folder import Run
 from lapclip.searching.indexes import KnownIndex
@@ -36,8 +35,6 @@ from lapclip.which_model import (
 
 CPU_BATCH = 32
 """Images at once where each takes long: progress is seen, and a killed process loses no more than a batch."""
-SMALL = "onnx-int8"
-"""The export that may take the place of the model itself."""
 
 
 @dataclass
@@ -60,10 +57,6 @@ class SearchModel:
         """Correction for hubness that `lapclip eval` measured. None where it was not measured."""
         return calibration_of(self.which, self.model)
 
-    def made(self, recorded: str | None) -> bool:
-        """Return whether an index with this identity was made by this model."""
-        return recorded == self.identity
-
     def encode_pixels(self, pixels_NSSC: np.ndarray, /) -> np.ndarray:
         return self.model.encode_pixels(pixels_NSSC)
 
@@ -74,26 +67,27 @@ class SearchModel:
 def open_search_model(
     name: str | None, device: str = "auto", known: Sequence[KnownIndex] = ()
 ) -> SearchModel:
-    """The model that is meant, ready to work; without a name, the one that made the index that was used last, and
-    where that is gone the newest that learned from images. `known` are the indexes of the folder: a form of the model that is as good does not
-    take the place of one that made an index, because all images would have to be read again."""
+    """Open the named model, else the one that made the index used last, else the newest that learned from images.
+
+    `known` are the indexes of the folder.
+    """
     notes: list[str] = []
     which = which_model(name, lambda: _that_made_one(known, notes) or newest_on_photos())
-    found = _opened(which, device, known)
+    model = _open(which, device)
     stale = [one for one in known if one.fingerprint and one.reference == which.reference]
-    if stale and index_of(found, known) is None:
+    if stale and index_of(model, known) is None:
         removes = stale[0].forget_command(stale[0].fingerprint)
         notes.append(
             f"{which.name} has changed since it made an index of this folder: a new one is made; {removes} removes the "
             "old one."
         )
-    found.notes[:0] = notes
-    return found
+    model.notes += notes
+    return model
 
 
 def index_of(model: SearchModel, known: Sequence[KnownIndex]) -> KnownIndex | None:
     """Return the index that a model made."""
-    return next((one for one in known if model.made(one.fingerprint)), None)
+    return next((one for one in known if one.fingerprint == model.identity), None)
 
 
 def _that_made_one(known: Sequence[KnownIndex], notes: list[str]) -> WhichModel | None:
@@ -110,37 +104,16 @@ def _that_made_one(known: Sequence[KnownIndex], notes: list[str]) -> WhichModel 
     return None
 
 
-def _opened(which: WhichModel, device: str, known: Sequence[KnownIndex]) -> SearchModel:
+def _open(which: WhichModel, device: str) -> SearchModel:
     if is_exported(which.path):
-        return _checked(SearchModel(which, open_exported(which.path)))
-    with naming_device_flag():
-        found = load_torch(which.path, device)
-    plain = _checked(SearchModel(which, found))
-    if not found.device.is_cpu or which.made_by is None or index_of(plain, known):
-        return plain
-    return _small(which, found) or plain
-
-
-def _small(which: WhichModel, model: Embedder) -> SearchModel | None:
-    """The run's int8 export, where its check found it faster and no worse; None where there is none such."""
-    assert which.made_by is not None
-    export = find_export(which.made_by, SMALL)
-    if export is None or not export.lost_nothing or not (ratio := export.image_speed) or ratio <= 1:
-        return None
-    if not export.is_of(model.fingerprint()):
-        return None
-    note = f"{export.folder} reads images {ratio:.1f} times as fast, and lost no recall when it was checked: it is used."
-    try:
-        return _checked(SearchModel(which, open_exported(export.folder), [note]))
-    except LapclipError:  # the model itself is there
-        return None
-
-
-def _checked(model: SearchModel) -> SearchModel:
+        model = SearchModel(which, open_exported(which.path))
+    else:
+        with naming_device_flag():
+            model = SearchModel(which, load_torch(which.path, device))
     if not np.isfinite(model.encode_text(["an image"])).all():
-        path = model.which.path
         raise RunError(
-            f"The model in {path} gives no numbers: its training broke down.", hint="lapclip doctor"
+            f"The model in {which.path} gives no numbers: its training broke down.",
+            hint="lapclip doctor",
         )
     return model
 
