@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -96,27 +95,23 @@ def test_an_index_made_before_gets_it_without_reading_an_image_again(
     library = index_now(photos, again)
     assert again.batches == []
     table, vectors = library._index.snapshot(again.identity, found.digest)
-    assert table.hubness is not None
     assert np.array_equal(table.hubness, hubness_of(vectors, found.bank)[table.rows])
     draw(photos / "new.png", 77)
     table, vectors = index_now(photos, again)._index.snapshot(again.identity, found.digest)
-    assert table.hubness is not None
     assert np.array_equal(table.hubness, hubness_of(vectors, found.bank)[table.rows])
     assert len(again.batches) == 1
 
 
-def test_an_index_knows_the_question_banks_that_were_used_last(photos: Path, model: Path) -> None:
+def test_an_index_knows_the_hubness_by_the_last_bank_only(photos: Path, model: Path) -> None:
     """Two models may share an image tower, and with it an index."""
     draw_many(photos, 4)
-    digests = []
-    for at, captions in enumerate((5, 3, 2)):
-        other = calibrate(model, 0.2, captions)
-        library = index_now(photos, Watched(model))
-        digests.append(other.digest)
-        # The clock of a file system may be coarse.
-        os.utime(library.index_path / f"hubness-1-{other.digest}.f32", (1e9 + at, 1e9 + at))
-        known = {path.name for path in library.index_path.glob("hubness-*")}
-        assert known == {f"hubness-1-{digest}.f32" for digest in digests[-2:]}
+    libraries = []
+    for captions in (5, 3):
+        calibrate(model, 0.2, captions)
+        libraries.append(index_now(photos, Watched(model)))
+    first, second = (library.current() for library in libraries)
+    query = parse("a red cat at night")
+    assert (first.ask(query).correction, second.ask(query).correction) == (None, 0.2)
 
 
 def test_what_was_measured_of_another_model_is_not_used(photos: Path, model: Path) -> None:
@@ -198,20 +193,20 @@ def test_hubness_follows_its_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyP
     close = np.arange(10, dtype=np.float32)
     rows = index.append(np.eye(10, 4, dtype=np.float16))
     index.put(Entry(0, f"{row}.jpg", 1, 1, f"{row:x}", None, 1, 1, row) for row in rows)
-    index.append_hubness("bank", close[:8])
-    assert index.rows_without_hubness("bank") == range(8, 10)
+    numbers, unknown = index.without_hubness("bank")
+    assert unknown.tolist() == rows
+    index.save_hubness(numbers[:8], close[:8])
+    assert index.without_hubness("bank")[1].tolist() == [8, 9]
     table, _ = index.snapshot("synthetic", "bank")
-    assert table.hubness is not None
     assert np.array_equal(table.hubness[:8], close[:8])
     assert np.isnan(table.hubness[8:]).all()
+    assert np.isnan(index.snapshot("synthetic", "another")[0].hubness).all()
     index.mark_gone(range(1, 7))  # the first six rows
     index.forget_gone()
     table, _ = index.snapshot("synthetic", "bank")
     assert table.rows.tolist() == [0, 1, 2, 3]
-    assert table.hubness is not None
     assert np.array_equal(table.hubness[:2], close[6:8])
-    assert index.rows_without_hubness("bank") == range(2, 4)
-    (vectors,) = index.path.glob("vectors-*.f16")
-    vectors.write_bytes(vectors.read_bytes()[:8])  # rows were lost with the power
-    index.append(np.eye(3, 4, dtype=np.float16))
-    assert index.rows_without_hubness("bank") == range(4)
+    entry = index.entries("row = 0")[0]
+    index.put([entry._replace(digest="new", row=index.append(np.eye(1, 4))[0])])
+    assert sorted(index.without_hubness("bank")[0].tolist()) == sorted([entry.number, 9, 10])
+    assert len(index.without_hubness("another")[0]) == 4

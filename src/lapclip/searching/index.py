@@ -1,8 +1,8 @@
 """The index of one folder and one model, as plain files in the user's data directory.
 
-pictures.db     SQLite: of each image its path, size, times, content hash, and the row of its vector
+pictures.db     SQLite: of each image its path, size, times, content hash, the row of its vector, and its hubness
+                (`lapclip.evaluation.hubness`)
 vectors-N.f16   the vectors one after another, float16 of unit length; pictures.db says which N is meant
-hubness-N-BANK.f32  hubness of each of these (`lapclip.evaluation.hubness`): float32
 model.txt       what leads to the model that made it (`lapclip.searching.indexes`)
 folder.txt      the folder of images that it is of
 lock            held by the process that writes
@@ -31,7 +31,7 @@ import numpy as np
 from lapclip.errors import SearchError
 from lapclip.paths import data_folder, digest_of_bytes, make_private
 
-FORMAT = "2"
+FORMAT = "3"
 """Rises when older files cannot be read any more; they are then made anew."""
 PART_ROWS = 256
 """Rows of a file that share a checksum: about a quarter of a megabyte of vectors, which fits in a processor's cache.
@@ -39,7 +39,7 @@ All checksums of 100,000 vectors of 512 numbers take about 20 ms."""
 SPARE_ROWS = 1000
 """Rows that no image uses any more, from which on the file is written anew, where they are half of it."""
 COLUMNS = "number, path, bytes, modified, digest, taken, width, height, row, reason, gone"
-DATABASE, LOCK = "pictures.db", "lock"
+DATABASE, VECTORS, LOCK = "pictures.db", "vectors-{}.f16", "lock"
 SMALL = "small"
 """The folder of thumbnails, by the hash of the whole images."""
 PATIENCE = 30.0
@@ -57,7 +57,8 @@ CREATE TABLE IF NOT EXISTS pictures (
     height INTEGER NOT NULL,
     row INTEGER,                               -- NULL where there is no vector (yet)
     reason TEXT,                               -- why it cannot be read; NULL where it can
-    gone INTEGER NOT NULL DEFAULT 0            -- no longer there, and perhaps found under another name
+    gone INTEGER NOT NULL DEFAULT 0,           -- no longer there, and perhaps found under another name
+    hubness REAL                               -- by the caption bank that `about` names; NULL where it is not known
 );
 CREATE TABLE IF NOT EXISTS checksums (
     file TEXT NOT NULL,
@@ -96,8 +97,8 @@ class Table(NamedTuple):
     rows: np.ndarray
     times: np.ndarray
     """When each was taken, or else last changed, in seconds."""
-    hubness: np.ndarray | None = None
-    """Hubness of each image, NaN if not known yet. None if no caption bank was named."""
+    hubness: np.ndarray
+    """Hubness of each image by the caption bank of the model. NaN where it is not known."""
 
 
 def index_folder(folder: Path) -> Path:
@@ -105,19 +106,6 @@ def index_folder(folder: Path) -> Path:
     real = os.path.normcase(os.path.realpath(folder))
     name = re.sub(r"[^A-Za-z0-9]+", "-", Path(real).name).strip("-")[:40] or "folder"
     return data_folder() / "search" / f"{name}-{digest_of_bytes(os.fsencode(real))[:16]}"
-
-
-def vector_files(index: Path) -> list[Path]:
-    """The files of vectors in the folder of an index, and of what is known of each vector."""
-    return [*index.glob("vectors-*.f16"), *index.glob("hubness-*.f32")]
-
-
-HUBNESS_BYTES = 4  # a float32
-
-
-def _bank_of(path: Path) -> str:
-    """Return the digest of the caption bank that a file of hubness is about."""
-    return path.stem.rpartition("-")[2]
 
 
 def thumbnail_path(index: Path, digest: str) -> Path:
@@ -237,21 +225,22 @@ class Index:
                     hint="the same command, once it is done",
                 )
             table, vectors = self.table(), self.vectors()
-            if bank is not None:
-                table = table._replace(hubness=self._hubness_of_rows(bank, table.rows))
+            if bank is None or self.about("bank") != bank:
+                table = table._replace(hubness=np.full_like(table.hubness, np.nan))
             return table, vectors
 
     def table(self) -> Table:
         """All images that can be found."""
         found = self.rows(
-            "SELECT number, row, coalesce(taken, modified / 1e9) FROM pictures WHERE row IS NOT NULL AND NOT gone "
-            "ORDER BY row"
+            "SELECT number, row, coalesce(taken, modified / 1e9), hubness FROM pictures "
+            "WHERE row IS NOT NULL AND NOT gone ORDER BY row"
         )
         try:
-            columns = np.array(found, dtype=np.float64).reshape(-1, 3)
+            columns = np.array(found, dtype=np.float64).reshape(-1, 4)
         except (ValueError, TypeError) as error:
             raise _damaged(self.path, error) from error
-        return Table(columns[:, 0].astype(np.int64), columns[:, 1].astype(np.int64), columns[:, 2])
+        numbers, rows = columns[:, 0].astype(np.int64), columns[:, 1].astype(np.int64)
+        return Table(numbers, rows, columns[:, 2], columns[:, 3].astype(np.float32))
 
     def vectors(self) -> np.ndarray:
         """All rows, memory-mapped: float16. Images say which of them count."""
@@ -261,19 +250,6 @@ class Index:
             return np.zeros((0, width), np.float16)
         # Copied on writing, which nobody does: torch warns of memory that cannot be written to.
         return np.memmap(self._vectors, np.float16, "c", shape=(rows, width))
-
-    def hubness(self, bank: str) -> np.ndarray:
-        """Return the hubness of the first rows, as many as are known."""
-        path = self._hubness_file(bank)
-        if not path.exists():
-            return np.zeros(0, np.float32)
-        return np.fromfile(path, np.float32, self._row_count(path, HUBNESS_BYTES))
-
-    def _hubness_of_rows(self, bank: str, rows: np.ndarray) -> np.ndarray:
-        known = self.hubness(bank)
-        hubness = np.full(len(rows), np.nan, np.float32)
-        hubness[rows < len(known)] = known[rows[rows < len(known)]]
-        return hubness
 
     # -- changing it -------------------------------------------------------------------------------------------------
 
@@ -294,27 +270,27 @@ class Index:
         """Write vectors, to the disk, and return their rows. They count once images name them."""
         width = vectors_NE.shape[1]
         first = self._rows_in_file(width)
-        for path in self._hubness_files():  # of rows that were lost, as with the power
-            if self._row_count(path, HUBNESS_BYTES) > first:
-                path.unlink()
         self._write_rows(self._vectors, first, np.ascontiguousarray(vectors_NE, dtype=np.float16))
         return list(range(first, first + len(vectors_NE)))
 
-    def append_hubness(self, bank: str, hubness: np.ndarray) -> None:
-        """Write the hubness of the next rows."""
-        path = self._hubness_file(bank)
-        column = np.ascontiguousarray(hubness, dtype=np.float32)[:, None]
-        self._write_rows(path, self._row_count(path, HUBNESS_BYTES), column)
+    def without_hubness(self, bank: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers and the rows of images whose hubness by this caption bank is not known.
 
-    def rows_without_hubness(self, bank: str) -> range:
-        """Return the rows whose hubness is not known. Of other banks, only the one that was used last is kept, because
-        two models may share their image tower."""
-        others = [path for path in self._hubness_files() if path != self._hubness_file(bank)]
-        with suppress(OSError):  # another process reads one, or has removed it
-            for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[1:]:
-                path.unlink()
-        known = self._row_count(self._hubness_file(bank), HUBNESS_BYTES)
-        return range(known, self._rows_in_file(self._number("width")))
+        Forgets the hubness by another bank.
+        """
+        with self._transaction() as database:
+            if self.about("bank") != bank:
+                database.execute("UPDATE pictures SET hubness = NULL")
+                database.execute("INSERT OR REPLACE INTO about VALUES ('bank', ?)", (bank,))
+            table = self.table()
+        is_unknown = np.isnan(table.hubness)
+        return table.numbers[is_unknown], table.rows[is_unknown]
+
+    def save_hubness(self, numbers: np.ndarray, hubness: np.ndarray) -> None:
+        self.change_many(
+            "UPDATE pictures SET hubness = ? WHERE number = ?",
+            list(zip(hubness.tolist(), numbers.tolist(), strict=True)),
+        )
 
     def _write_rows(self, path: Path, first: int, rows: np.ndarray) -> None:
         """Write rows to the disk, then their checksums. `first` is how many rows have one already."""
@@ -384,12 +360,11 @@ class Index:
 
     def sweep(self) -> None:
         """Remove files of vectors that are not used. Windows keeps those that another process reads: next time."""
-        used = {self._vectors, *self._hubness_files()}
-        for path in vector_files(self.path):
-            if path not in used:
+        for path in self.path.glob(VECTORS.format("*")):
+            if path != self._vectors:
                 with suppress(OSError):
                     path.unlink()
-        names = {path.name for path in vector_files(self.path)}
+        names = {path.name for path in self.path.glob(VECTORS.format("*"))}
         for (name,) in self.rows("SELECT DISTINCT file FROM checksums"):
             if name not in names:
                 self._execute("DELETE FROM checksums WHERE file = ?", (name,))
@@ -402,12 +377,8 @@ class Index:
         old, number = self.vectors(), self._number("vectors") + 1
         for at in range(0, max(1, len(table.rows)), 65536):
             self._write_rows(
-                self.path / f"vectors-{number}.f16", at, old[table.rows[at : at + 65536]]
+                self.path / VECTORS.format(number), at, old[table.rows[at : at + 65536]]
             )
-        for path in self._hubness_files():
-            known = self.hubness(_bank_of(path))
-            kept = known[table.rows[table.rows < len(known)]]
-            self._write_rows(self._hubness_file(_bank_of(path), number), 0, kept[:, None])
         with self._transaction() as database:
             # Rows are in order, so none takes the place of one that is yet to move.
             moved = [(new, int(image)) for new, image in enumerate(table.numbers)]
@@ -417,11 +388,8 @@ class Index:
 
     def _drop_damaged_parts(self, width: int) -> int:
         """Forget vectors that are not what was written, or are gone. Return how many images lost theirs."""
-        for path in self._hubness_files():
-            if self._damaged_parts(path, HUBNESS_BYTES):
-                path.unlink(missing_ok=True)  # made again from the vectors
         lost = 0
-        for part, rows, crc in self._damaged_parts(self._vectors, 2 * width):
+        for part, rows, crc in self._damaged_parts(2 * width):
             first = part * PART_ROWS
             named = "row >= ? AND row < ?", (first, first + PART_ROWS)
             lost += self.rows(
@@ -439,8 +407,9 @@ class Index:
         self._execute("UPDATE pictures SET row = NULL WHERE row >= ?", (self._rows_in_file(width),))
         return lost
 
-    def _damaged_parts(self, path: Path, row_bytes: int) -> list[tuple[int, int, int]]:
-        """Return the damaged parts of a file, each with the rows and the checksum that it has now."""
+    def _damaged_parts(self, row_bytes: int) -> list[tuple[int, int, int]]:
+        """Return the damaged parts of the vectors, each with the rows and the checksum that it has now."""
+        path = self._vectors
         recorded = self.rows(
             "SELECT part, rows, crc FROM checksums WHERE file = ? ORDER BY part", (path.name,)
         )
@@ -458,28 +427,19 @@ class Index:
             raise _cannot_write(self.path, error) from error
         return damaged
 
-    def _row_count(self, path: Path, row_bytes: int) -> int:
-        """Return how many rows of a file are there and have a checksum."""
+    def _rows_in_file(self, width: int) -> int:
+        """Return how many vectors are there and have a checksum."""
+        path = self._vectors
+        if not width or not path.exists():
+            return 0
         recorded = self.rows(
             "SELECT coalesce(sum(rows), 0) FROM checksums WHERE file = ?", (path.name,)
         )[0][0]
-        return min(recorded, path.stat().st_size // row_bytes) if path.exists() else 0
-
-    def _rows_in_file(self, width: int) -> int:
-        return self._row_count(self._vectors, 2 * width) if width else 0
+        return min(recorded, path.stat().st_size // (2 * width))
 
     @property
     def _vectors(self) -> Path:
-        return self.path / f"vectors-{self.about('vectors') or 0}.f16"
-
-    def _hubness_file(self, bank: str, vectors: int | None = None) -> Path:
-        """Return the file for a bank, beside the vectors that are used or those of another number."""
-        number = self.about("vectors") or 0 if vectors is None else vectors
-        return self.path / f"hubness-{number}-{bank}.f32"
-
-    def _hubness_files(self) -> list[Path]:
-        """Return the files that belong to the vectors that are used."""
-        return list(self.path.glob(self._hubness_file("*").name))
+        return self.path / VECTORS.format(self.about("vectors") or 0)
 
     # -- SQLite ------------------------------------------------------------------------------------------------------
 

@@ -26,9 +26,9 @@ from lapclip.searching.index import (
     LOCK,
     PATIENCE,
     SMALL,
+    VECTORS,
     Index,
     index_folder,
-    vector_files,
 )
 from lapclip.suggest import command
 from lapclip.text import path_from_here
@@ -193,7 +193,12 @@ def remove(one: KnownIndex) -> None:
 def _files(index: Path) -> list[Path]:
     """The files of an index; other indexes may lie in its folder."""
     notes = (index / MADE_BY, index / IMAGES_OF)
-    own = (*index.glob(f"{DATABASE}*"), *vector_files(index), *notes, *(index / SMALL).glob("*/*"))
+    own = (
+        *index.glob(f"{DATABASE}*"),
+        *index.glob(VECTORS.format("*")),
+        *notes,
+        *(index / SMALL).glob("*/*"),
+    )
     return [path for path in own if path.is_file()]
 
 

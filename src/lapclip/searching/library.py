@@ -262,7 +262,7 @@ class Library:
         """Amount to subtract from the score of each image. None if hubness is not known."""
         hubness = self._table.hubness
         # Another process may have removed what is known for this bank.
-        if self._calibration is None or hubness is None or np.isnan(hubness).all():
+        if self._calibration is None or np.isnan(hubness).all():
             return None
         return self._calibration.penalty(hubness)
 

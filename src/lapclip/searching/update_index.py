@@ -114,12 +114,13 @@ def fill_hubness(index: Index, model: SearchModel, waiting: Status | None = None
     calibration = model.calibration
     if calibration is None or (bank := calibration.digest) is None:
         return
-    rows, vectors = index.rows_without_hubness(bank), index.vectors()
-    for first in range(rows.start, rows.stop, COMPARED):
+    numbers, rows = index.without_hubness(bank)
+    vectors = index.vectors()
+    for first in range(0, len(rows), COMPARED):
         if waiting:
-            waiting(f"comparing {rows.stop:,} images with the caption bank")
-        block = vectors[first : min(first + COMPARED, rows.stop)]
-        index.append_hubness(bank, hubness_of(block, calibration.bank))
+            waiting(f"comparing {len(rows):,} images with the caption bank")
+        block = slice(first, first + COMPARED)
+        index.save_hubness(numbers[block], hubness_of(vectors[rows[block]], calibration.bank))
 
 
 class Known(NamedTuple):
