@@ -40,8 +40,6 @@ from lapclip.which_model import WhichModel, newest_on_photos, that_made_an_index
 
 SAVED_EVERY = 1.0
 """Seconds of work that a killed process may lose."""
-LEFT_OUT, MOST_LEFT_OUT = "left_out", 1000
-"""Images without a vector that a file names itself, so that they are told again where nothing is to be done."""
 PLAIN = "no captions: all images in the folder and the folders in it"
 
 
@@ -138,7 +136,7 @@ def embed(request: EmbedOptions, callbacks: Callbacks = Callbacks()) -> dict[str
             notes.append(
                 f"{request.out} is up to date: the same images, embedded with the same model"
             )
-            unreadable = [Skipped(str(name), str(why)) for name, why in finished.get(LEFT_OUT, ())]
+            unreadable = []
         else:
             notes += _begin(saved, about)
             before = saved.counts["image"]
@@ -202,7 +200,6 @@ def _write(
         "captions": saved.counts["text"],
         "unreadable": len(unreadable),
     }
-    about[LEFT_OUT] = [[one.where, one.why] for one in _unreadable(found, saved)[:MOST_LEFT_OUT]]
     if saved.passing:
         about["data"] = ""  # some may be readable the next time, so that it is not up to date
     kept = np.delete(np.arange(len(found.rows)), unreadable)
