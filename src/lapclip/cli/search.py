@@ -108,15 +108,6 @@ def search(
     from lapclip.searching.query import check_question, parse, parse_since
 
     began = time.monotonic()
-    given = _words(
-        [
-            ("model", model),
-            ("device", device if device != "auto" else None),
-            ("limit", limit if limit != LIMIT else None),
-            ("since", since),
-            *(("exclude", glob) for glob in exclude),
-        ]
-    )
     if forget:
         if query is not None or like is not None or web:
             raise SearchError(
@@ -125,11 +116,9 @@ def search(
             )
         return _forget(folder, model, common)
     if query is not None and not folder.exists() and Path(query).is_dir():
-        asked = [("like", like), ("port", port), ("host", host if host != "127.0.0.1" else None)]
-        meant = command("search", query, folder, *given, *_words(asked), *["--web"] * web)
         raise SearchError(
             f"There is no folder {folder}, and {query} is one: the folder comes first.",
-            hint=typed(meant),
+            hint=typed(command("search", query, folder)),
         )
     check_question(query, like, limit)
     oldest = parse_since(since) if since is not None else None
@@ -156,8 +145,7 @@ def search(
                 folder, model, shown.counting("indexing"), device=device, waiting=shown.waiting
             )
         except NoModel as error:
-            words = [*[query] * (query is not None), *_words([("like", like)]), *["--web"] * web]
-            again = typed(command("search", folder, *words, *given, "--model"))
+            again = typed(command("search", folder, "--model"))
             raise NoModel(error.message, hint=for_photos(again)) from None
     if web:
         return _serve(
@@ -194,7 +182,7 @@ def search(
     }
     lines = [
         *_about(library, said),
-        *_ending(library, folder, given, question=asked_for, hits=hits),
+        _next_step(library, folder, model, is_answer=asked_for, hits=hits),
     ]
     if common and common.json:
         emit(result, [], common)
@@ -303,29 +291,23 @@ def _about(library: Library, said: list[str]) -> list[str]:
     return lines + [f"[dim]{escape(printable(sentence))}[/dim]" for sentence in said]
 
 
-def _words(options: list[tuple[str, object]]) -> list[object]:
-    """Options that were given, as they are typed."""
-    return [word for name, value in options if value is not None for word in (f"--{name}", value)]
-
-
-def _ending(
-    library: Library, folder: Path, same: list[object], *, question: bool, hits: list[Hit]
-) -> list[str]:
-    """What to do next, with the same options as were given."""
+def _next_step(
+    library: Library, folder: Path, model: str | None, *, is_answer: bool, hits: list[Hit]
+) -> str:
+    """Return the next useful command, or why there are no images."""
     from lapclip.text import path_from_here
 
-    if not question:
-        example = typed(command("search", folder, "a dog on a beach", *same))
-        return [f"Next: {escape(example)}"]
-    if not hits:
-        return [
-            "No image is left by --since and --exclude."
-            if library.count
-            else "There are no images to find."
-        ]
-    return [
-        f"Next: {escape(typed(command('search', folder, '--like', path_from_here(hits[0].path), *same)))}"
-    ]
+    if is_answer and not library.count:
+        return "There are no images to find."
+    if is_answer and not hits:
+        return "No image is left by --since and --exclude."
+    question = ["a dog on a beach"]
+    if hits:
+        question = ["--like", path_from_here(hits[0].path)]
+    words = ["search", folder, *question]
+    if model:
+        words += ["--model", model]
+    return f"Next: {escape(typed(command(*words)))}"
 
 
 def _bar(filled: float, encoding: str) -> str:
