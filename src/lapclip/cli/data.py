@@ -19,7 +19,7 @@ from lapclip.text import size
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)]
 COLORS = {"alarm": "red", "warning": "yellow", "note": "cyan"}
 REFUSED = ("unreadable", "truncated", "skipped_rows")  # as alarms they keep training from starting
-UNRELATED = ("captions_moved", "captions_unrelated")  # training would learn nothing
+UNRELATED = "captions_unrelated"  # training would learn nothing
 MAX_EXAMPLE_LENGTH = 100  # characters
 
 data = App(
@@ -102,7 +102,7 @@ def summary(
 
 def next_step(found: dict[str, Any], recipe: str | None, settings: Sequence[str]) -> str:
     """Return the command that trains on the data, or what to do first."""
-    if any(finding["kind"] in UNRELATED for finding in found["findings"]):
+    if any(finding["kind"] == UNRELATED for finding in found["findings"]):
         return "mend the table, then check it again"
     words = ["train"]
     if found["source"] != DataConfig().source:

@@ -24,11 +24,11 @@ from lapclip.evaluation.closed_form import (
     FOLDS,
     Asked,
     Ranks,
-    belonging,
     cross_validate,
     fit_cca,
     normed,
     predict_trained,
+    relation,
 )
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.device import Device
@@ -351,23 +351,21 @@ def fastest_dtype(tower: PretrainedTower, run: Callable[[], object], device: Dev
 
 # -- whether captions belong to their images ---------------------------------------------------------------------------
 
-ENOUGH, TOLD_BY, RUN = 40, 300, 30
-"""Images from which on captions are judged, the most that are read for it, and how many of them are neighbours."""
+ENOUGH, TOLD_BY = 40, 300
+"""Images from which on captions are judged, and the most that are read for it."""
 
 
 def check_belonging(
     listing: Listing, usable: Sequence[int], callbacks: Callbacks = Callbacks()
 ) -> dict[str, Any] | None:
-    """Whether captions belong to their images, by the two networks that the recipe `heads` comes with; None where
-    there are too few, or too few different captions. `usable` are the rows whose images can be read."""
+    """Measure whether captions belong to their images, by the two networks that the recipe `heads` comes with.
+
+    `usable` are the rows whose images can be read. Return None if they are too few, or have too few different captions.
+    """
     rows = [at for at in usable if listing.table.rows[at].captions]
     if len(rows) < ENOUGH:
         return None
-    if len(rows) > TOLD_BY:
-        starts = np.linspace(0, len(rows) - RUN, TOLD_BY // RUN).astype(int)
-        chosen = [first + at for first in starts for at in range(RUN)]
-    else:
-        chosen = list(range(len(rows)))
+    chosen = np.unique(np.linspace(0, len(rows) - 1, TOLD_BY).astype(int)).tolist()
     captions, owner = [], []
     for number, at in enumerate(chosen):
         own = listing.table.rows[rows[at]].captions
@@ -385,12 +383,15 @@ def check_belonging(
     reader = TowerReader(settings, sample, device, callbacks)
     images = reader.read_images(towers.image_from).features
     texts = reader.read_captions(towers.text_from).features
-    runs = (
-        np.arange(len(chosen)) // RUN if len(rows) > TOLD_BY else np.zeros(len(chosen), dtype=int)
-    )
     callbacks.status("comparing images with captions")
-    found = belonging(images, texts[::2], texts[1::2], runs)
-    return {"images": len(chosen), "by": [towers.image_from, towers.text_from], **found.to_dict()}
+    found = relation(images, (texts[::2] + texts[1::2]) / 2)
+    return {
+        "images": len(chosen),
+        "by": [towers.image_from, towers.text_from],
+        "z": found.z,
+        "p": found.p,
+        "unrelated": found.unrelated,
+    }
 
 
 # -- what it comes to --------------------------------------------------------------------------------------------------

@@ -390,15 +390,6 @@ def find_mismatch(data: CheckedData, belonging: Mapping[str, Any]) -> list[Findi
     examples = []
     for index, row in enumerate(data.table.rows[:MAX_EXAMPLES]):
         examples.append(Example(f"{data.names[index]}: {row.captions[0]}", [index]))
-    if belonging["moved"]:
-        where = "before" if belonging["moved"] > 0 else "after"
-        one = f"caption seems to have moved by one row: it fits the image {where} its own"
-        several = f"captions seem to have moved by one row: they fit the images {where} their own"
-        advice = (
-            f"{measured}; look for a line too many or too few at the top of the table, and compare with the images "
-            f"({PAGE_HINT})"
-        )
-        return [Finding("captions_moved", ALARM, count, examples, f"{one}|{several}", advice)]
     if belonging["unrelated"]:
         return [
             Finding(
