@@ -144,7 +144,6 @@ def test_what_is_missing_or_odd_is_left_out(tmp_path: Path) -> None:
         "confused",
         "examples",
         "zeroshot",
-        "ceilings",
         "notes",
     ):
         for odd in (None, 3, "x", [], {}, [None], {"easy": 3}, {"t2i_r1": "much"}):

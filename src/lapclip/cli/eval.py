@@ -106,7 +106,7 @@ def _tables(result: dict[str, Any]) -> list[str]:
         lines += _before_lines(result.get("before"))
         if (baseline := result.get("linear_baseline")) is not None:
             lines.append(f"  [dim]{'linear baseline':<33}{baseline:>8.1%}[/dim]")
-        lines += _shared(result["ceilings"]) + short_question_lines(result["short_questions"])
+        lines += short_question_lines(result["short_questions"])
         lines += _ranks(result["evaluation"]) + _negatives(result["negatives"])
         lines += _hubness(result.get("hubness") or {})
     else:
@@ -210,15 +210,6 @@ def _among_1000_line(estimate: dict[str, Any]) -> str:
 
 def _recalls(values: dict[str, Any], way: str) -> str:
     return "".join(f"{values[f'{way}_r{rank}']:>8.1%}" for rank in RANKS)
-
-
-def _shared(ceilings: dict[str, float]) -> list[str]:
-    """The most that is possible, where images share captions word for word."""
-    return [
-        f"  [dim]{f'most possible, {text}':<33}{_recalls(ceilings, way)}   some captions are the same[/dim]"
-        for way, text in WAYS.items()
-        if ceilings[f"{way}_r1"] < 1
-    ]
 
 
 def _ranks(evaluation: dict[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from lapclip.data.dataset import Pairs
 from lapclip.evaluation.geometry import similarities
 from lapclip.evaluation.hard_negatives import most_confused, negatives
 from lapclip.evaluation.ranks import best_images, ranks
-from lapclip.evaluation.retrieval import ceilings, in_batches, retrieval_of
+from lapclip.evaluation.retrieval import in_batches, retrieval_of
 from lapclip.evaluation.zeroshot import class_answers, zeroshot_of
 
 EXAMPLES, TOP = 6, 5
@@ -35,7 +35,6 @@ def evaluate_pairs(
             "similarities": similarities(image_NE, text_ME, image_M),
             **in_batches(image_NE, text_ME, image_M, batch_size),
         },
-        "ceilings": ceilings(pairs.captions),
         "negatives": negatives(image_NE, text_ME, image_M, pairs.captions),
         "confused": most_confused(image_NE, text_ME, image_M, pairs.captions),
         "examples": examples(image_NE, text_ME, image_M, t2i_M, pairs.captions),

@@ -6,8 +6,6 @@ Shapes: N images, M captions, E embedding, Q questions of one way, G batches of 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -74,22 +72,6 @@ def retrieval_of(
             zip(names, mean_intervals(np.stack(hits), np.stack(counts)), strict=True)
         ),
     }
-
-
-def ceilings(captions: Sequence[Sequence[str]]) -> dict[str, float]:
-    """The highest recall that any model can have where images share captions word for word.
-
-    Of k images with one caption in common a text can find one only, and at K at most K of them. An image whose every
-    caption also belongs to others ties with theirs, and a tie counts against the model.
-    """
-    images = Counter(caption for options in captions for caption in set(options))
-    copies = Counter(caption for options in captions for caption in options)
-    shared_M = np.array([images[caption] for options in captions for caption in options])
-    others_N = np.array([
-        min(copies[caption] - own[caption] for caption in own) for own in map(Counter, captions) if own
-    ])  # fmt: skip
-    found = {f"t2i_r{rank}": float(np.minimum(1, rank / shared_M).mean()) for rank in RANKS}
-    return found | {f"i2t_r{rank}": float((others_N < rank).mean()) for rank in RANKS}
 
 
 def in_batches(

@@ -136,15 +136,12 @@ def among_1000_headline(scores: dict[str, Any]) -> list[Headline]:
 
 
 def recall_table(evaluation: dict[str, Any], scores: dict[str, Any]) -> Table:
-    chances, ceilings = mapping(scores.get("chances")), mapping(evaluation.get("ceilings"))
+    chances = mapping(scores.get("chances"))
     rows: list[list[Any]] = []
     for way, name in WAYS.items():
         rows.append([name, *_metrics(scores, way)])
         rows.append([f"{name}, 95 % interval", *_intervals(mapping(scores.get("intervals")), way)])
         rows.append([f"{name}, chance", *_metrics(chances, way)])
-        shared = [number(ceilings.get(f"{way}_r{rank}")) for rank in RANKS]
-        if any(value is not None and value < 1 for value in shared):
-            rows.append([f"{name}, most that shared captions allow", *map(percent, shared), ""])
     empty = [""] * 3
     batch = mapping(scores.get("in_batch"))
     if batch:
