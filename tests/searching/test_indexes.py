@@ -92,7 +92,7 @@ def test_indexes_are_listed_with_their_sizes_and_removed_by_name(
     wrong = lapclip("search", "photos", "--forget", "--model", "neither", "--json")
     assert wrong.returncode == 2
     assert "made no index" in json.loads(wrong.stdout)["error"]
-    gone = searched("photos", "--forget", "--model", second["fingerprint"][:8])
+    gone = searched("photos", "--forget", "--model", second["fingerprint"])
     assert (gone["removed"], gone["indexes"]) == ([second], [first])
     assert not Path(second["path"]).exists()
     shutil.rmtree(two / "photos")  # the images may be gone too

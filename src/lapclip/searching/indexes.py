@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from lapclip.errors import SearchError
@@ -39,8 +39,6 @@ MADE_BY = "model.txt"
 when that was."""
 IMAGES_OF = "folder.txt"
 """The folder of images that an index is of: its own name has only a digest of that."""
-LEAST_DIGITS = 6
-"""Of a fingerprint that names an index."""
 
 
 @dataclass(frozen=True)
@@ -145,22 +143,16 @@ def _written(file: Path) -> str | None:
 
 
 def named(known: Sequence[KnownIndex], name: str) -> list[KnownIndex]:
-    """The indexes that a model made, by its path, its name on the hub, its run's name, or the first digits of its
-    fingerprint. The model itself may be gone."""
-    paths = {name, os.path.abspath(name), os.path.abspath(RUNS / name)}
-    ways: tuple[Callable[[KnownIndex], bool], ...] = (
-        lambda one: one.reference in paths or str(one.path) in paths,
-        lambda one: one.reference is not None and PurePath(one.reference).name == name,
-        lambda one: len(name) >= LEAST_DIGITS and (one.fingerprint or "").startswith(name),
-    )
-    found = next((some for way in ways if (some := [one for one in known if way(one)])), [])
+    """Return the indexes that a model made, by its path, its run's name, its name on the hub, or its fingerprint.
+
+    The model itself may be gone.
+    """
+    names = {name, os.path.abspath(name), os.path.abspath(RUNS / name)}
+    found = [one for one in known if names & {one.reference, one.fingerprint, str(one.path)}]
     if not found:
         raise SearchError(
             f"{name} made no index of this folder.", hint="--forget without --model lists them"
         )
-    if len({one.reference for one in found}) > 1:
-        choices = " or ".join(one.handle for one in found)
-        raise SearchError(f"{name} may be more than one model here.", hint=f"--model {choices}")
     return found
 
 
