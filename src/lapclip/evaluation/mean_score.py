@@ -6,13 +6,15 @@ classes, because a model that always names the largest class has a high top-1 ac
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
-from lapclip.evaluation import RANKS
+from lapclip.evaluation import RANKS, WAYS
 from lapclip.evaluation.intervals import percentiles, resamples
-from lapclip.evaluation.ranks import chance_metrics, ranks
+from lapclip.evaluation.ranks import ranks
+from lapclip.evaluation.retrieval import metrics_of
 from lapclip.evaluation.zeroshot import class_answers, draw_mean_per_class
 
 MEAN_RECALL = "mean recall"
@@ -41,34 +43,22 @@ class MeanScore:
 
 def score_pairs(images: np.ndarray, texts: np.ndarray, image_of_text: np.ndarray) -> MeanScore:
     """Score unit-length vectors of images and captions by mean recall."""
-    t2i_ranks, i2t_ranks = ranks(images, texts, image_of_text)
-    captions = np.bincount(image_of_text, minlength=len(images)).astype(float)
-    has_caption = captions > 0
-    recalls, chances, hits, counts = {}, {}, [], []
-    t2i_chance = chance_metrics(len(images), np.ones(1), RANKS)
-    i2t_chance = chance_metrics(len(texts), captions[has_caption], RANKS)
-    for rank in RANKS:
-        found = t2i_ranks <= rank
-        recalls[f"t2i_r{rank}"] = float(found.mean())
-        chances[f"t2i_r{rank}"] = t2i_chance[f"r{rank}"]
-        hits.append(np.bincount(image_of_text, weights=found, minlength=len(images)))
-        counts.append(captions)
-        found = (i2t_ranks <= rank) & has_caption
-        recalls[f"i2t_r{rank}"] = float(found[has_caption].mean())
-        chances[f"i2t_r{rank}"] = i2t_chance[f"r{rank}"]
-        hits.append(found.astype(float))
-        counts.append(has_caption.astype(float))
-    image_hits, image_counts = np.stack(hits, axis=1), np.stack(counts, axis=1)  # image x recall
+    metrics = metrics_of(*ranks(images, texts, image_of_text), image_of_text)
+    recalls = {}
+    for way, rank in itertools.product(WAYS, RANKS):
+        recalls[f"{way}_r{rank}"] = metrics[f"{way}_r{rank}"]
+    hits = np.stack([recall.hits_N for recall in recalls.values()], axis=1)  # image x recall
+    counts = np.stack([recall.counts_N for recall in recalls.values()], axis=1)
     draws = []
     for weights in resamples(len(images)):  # draw x image
-        drawn = (weights @ image_hits) / np.maximum(weights @ image_counts, 1e-12)
+        drawn = (weights @ hits) / np.maximum(weights @ counts, 1e-12)
         draws.append(drawn.mean(axis=1))
     return MeanScore(
         MEAN_RECALL,
-        float(np.mean(list(recalls.values()))),
-        float(np.mean(list(chances.values()))),
+        float(np.mean([recall.value for recall in recalls.values()])),
+        float(np.mean([recall.chance for recall in recalls.values()])),
         np.concatenate(draws),
-        recalls,
+        {name: recall.value for name, recall in recalls.items()},
     )
 
 

@@ -6,6 +6,7 @@ Shapes: N images, M captions, E embedding, Q questions of one way, G batches of 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,36 @@ def retrieval(
     return scores | {"similarities": similarities(image_NE, text_ME, image_M)}
 
 
+@dataclass(frozen=True)
+class Metric:
+    """A mean over questions, with its sums over the questions of each image, so that images can be drawn again."""
+
+    value: float
+    chance: float
+    hits_N: np.ndarray
+    counts_N: np.ndarray
+    """Questions of each image."""
+
+
+def metrics_of(t2i_M: np.ndarray, i2t_N: np.ndarray, image_M: np.ndarray) -> dict[str, Metric]:
+    """Return recall and mean reciprocal rank both ways, by name, as "t2i_r1"."""
+    captions_N = np.bincount(image_M, minlength=len(i2t_N))
+    asked = np.flatnonzero(captions_N)  # an image without a caption is a candidate, not a question
+    t2i_chances = chance_metrics(len(i2t_N), np.ones(1), RANKS)
+    i2t_chances = chance_metrics(len(t2i_M), captions_N[asked], RANKS)
+    ways = {"t2i": (t2i_M, image_M, t2i_chances), "i2t": (i2t_N[asked], asked, i2t_chances)}
+    metrics = {}
+    for way, (rank_Q, owner_Q, chances) in ways.items():
+        answers = {f"r{rank}": (rank_Q <= rank).astype(float) for rank in RANKS}
+        answers["mean_reciprocal_rank"] = 1 / rank_Q
+        counts_N = np.bincount(owner_Q, minlength=len(i2t_N)).astype(float)
+        for name, answer_Q in answers.items():
+            hits_N = np.bincount(owner_Q, weights=answer_Q, minlength=len(i2t_N))
+            value = float(answer_Q.mean())
+            metrics[f"{way}_{name}"] = Metric(value, chances[name], hits_N, counts_N)
+    return metrics
+
+
 def retrieval_of(
     t2i_M: np.ndarray, i2t_N: np.ndarray, image_M: np.ndarray, *, among_1000: bool = False
 ) -> dict[str, Any]:
@@ -38,40 +69,17 @@ def retrieval_of(
 
     `chance` is the chance level of text-to-image R@1; `chances` has those of all metrics.
     """
-    captions_N = np.bincount(image_M, minlength=len(i2t_N))
-    asked = np.flatnonzero(captions_N)  # an image without a caption is a candidate, not a question
-    ways = {"t2i": (t2i_M, image_M), "i2t": (i2t_N[asked], asked)}
-    chances = {
-        "t2i": chance_metrics(len(i2t_N), np.ones(1), RANKS),
-        "i2t": chance_metrics(len(t2i_M), captions_N[asked], RANKS),
-    }
-    scores: dict[str, Any] = {"candidates": len(i2t_N), "captions": len(t2i_M)}
-    names, hits, counts = [], [], []
-    for way, (rank_Q, owner_Q) in ways.items():
-        answers = {f"{way}_r{rank}": (rank_Q <= rank).astype(float) for rank in RANKS}
-        answers[f"{way}_mean_reciprocal_rank"] = 1 / rank_Q
-        scores |= {name: float(answer.mean()) for name, answer in answers.items()}
-        names += answers
-        hits += [
-            np.bincount(owner_Q, weights=answer, minlength=len(i2t_N))
-            for answer in answers.values()
-        ]
-        counts += [np.bincount(owner_Q, minlength=len(i2t_N)).astype(float)] * len(answers)
+    metrics = metrics_of(t2i_M, i2t_N, image_M)
+    hits_KN = np.stack([metric.hits_N for metric in metrics.values()])
+    counts_KN = np.stack([metric.counts_N for metric in metrics.values()])
+    scores: dict[str, Any] = {name: metric.value for name, metric in metrics.items()}
+    scores |= {"candidates": len(i2t_N), "captions": len(t2i_M), "chance": 1 / len(i2t_N)}
+    scores["chances"] = {name: metric.chance for name, metric in metrics.items()}
+    scores["intervals"] = dict(zip(metrics, mean_intervals(hits_KN, counts_KN), strict=True))
     if among_1000:
         estimate = estimate_recall(t2i_M, image_M, len(i2t_N))
         scores["r1_among_1000"] = estimate.to_dict() if estimate else None
-    return {
-        **scores,
-        "chance": 1 / len(i2t_N),
-        "chances": {
-            f"{way}_{name}": value
-            for way, metrics in chances.items()
-            for name, value in metrics.items()
-        },
-        "intervals": dict(
-            zip(names, mean_intervals(np.stack(hits), np.stack(counts)), strict=True)
-        ),
-    }
+    return scores
 
 
 def in_batches(
