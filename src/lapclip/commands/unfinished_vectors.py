@@ -143,9 +143,7 @@ class UnfinishedVectors:
                         break
                     self.rows, self.counts = int(said["rows"]), counts
                     self.unreadable += unreadable
-                    self.passing += int(
-                        said.get("passing", len(unreadable))
-                    )  # not told by earlier versions
+                    self.passing += int(said["passing"])
                     good += len(line)
             os.truncate(self._journal, good)
             for name, path in self._vectors.items():
