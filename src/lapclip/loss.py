@@ -25,8 +25,6 @@ class ContrastiveLoss(ABC):
     name: ClassVar[str]
     initial_scale: ClassVar[float]
     """What similarities are multiplied by at the start; learnt."""
-    smooths: ClassVar[bool] = False
-    """Whether it has a use for `train.label_smoothing`."""
 
     def __init_subclass__(cls) -> None:
         LOSSES[cls.name] = cls()
@@ -70,7 +68,6 @@ class SoftmaxLoss(ContrastiveLoss):
 
     name = "softmax"
     initial_scale = 1 / 0.07
-    smooths = True
 
     def initial_bias(self, batch_size: int) -> None:
         return None

@@ -186,15 +186,9 @@ def test_what_train_was_asked_for_arrives_in_the_background(
     photos(here / "photos", 12)
     words = ["--recipe", "seed", "--teacher", "mine", "--from", "mine", "--minutes", "2.5"]
     words += ["--device", "cpu", "--batch-size", "4", "--epochs", "3", "--lr", "0.001"]
-    words += ["--set", "train.seed=3", "--ask", "some words", "--polite", "--debug"]
+    words += ["--set", "train.seed=3", "--ask", "some words", "--polite"]
     arguments = ["train", "photos", "--background", "--name", "chosen", *words]
-    assert in_background(arguments, monkeypatch) == [
-        "resume",
-        "--detached",
-        "--debug",
-        "--",
-        "chosen",
-    ]
+    assert in_background(arguments, monkeypatch) == ["resume", "--detached", "--", "chosen"]
     request = TrainRequest.read(Run(Path("runs/chosen")).request)
     assert (request.recipe, request.minutes) == ("seed", 2.5)
     values = parse_settings(list(request.settings)).values
@@ -228,7 +222,7 @@ def test_resume_in_the_background_goes_on_with_the_run_that_was_the_newest(
     for given, words in (
         ([], ["--", "mine"]),
         (["mine"], ["--", "mine"]),
-        (["runs/mine", "--debug"], ["--debug", "--", "mine"]),
+        (["runs/mine"], ["--", "mine"]),
         (["--data", "photos"], ["--data", "photos", "--", "mine"]),
     ):
         found = in_background(["resume", "--background", *given], monkeypatch)

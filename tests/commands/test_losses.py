@@ -57,14 +57,6 @@ def test_the_settings_of_a_run_say_that_its_model_has_a_bias(sigmoid: Path, trai
         assert saved["model"]["logit_bias"] is with_bias
 
 
-def test_settings_that_the_loss_does_not_use_are_named(here: Path) -> None:
-    train_small(
-        "train.steps=2", "train.label_smoothing=0.1", "train.loss=sigmoid", "model.logit_bias=false"
-    )
-    notes = events("started")[0]["notes"]
-    assert "not used in this run: model.logit_bias, train.label_smoothing" in notes
-
-
 def test_a_bias_that_gets_no_gradient_is_no_vanishing_tower(
     sigmoid: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

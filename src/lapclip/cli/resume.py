@@ -60,8 +60,7 @@ def resume(
     if background and not detached:
         from lapclip.commands.background import resume_in_background
 
-        debug = common is not None and common.debug
-        found = resume_in_background(run, data=data, debug=debug)
+        found = resume_in_background(run, data=data)
         lines = [
             f"{found.path} goes on in the background.",
             f"Next: {typed(command('watch', found.typed))}",

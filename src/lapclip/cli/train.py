@@ -150,9 +150,8 @@ def train(
 
         request = TrainRequest(recipe, settings, minutes)
         check_name(name)
-        debug = common is not None and common.debug
         settled = check_early(request)
-        run = train_in_background(request, settled.recipe, name, debug=debug)
+        run = train_in_background(request, settled.recipe, name)
         lines = [
             f"{run.path} starts in the background; its log is {run.log}.",
             f"Next: {escape(typed(command('watch', run.name)))}",

@@ -12,16 +12,14 @@ from lapclip.runs.folder import Run, TrainRequest, create_run, find_unfinished_r
 from lapclip.runs.heartbeat import beat_of, write_beat
 
 
-def train_in_background(
-    request: TrainRequest, recipe: str, name: str | None, *, debug: bool = False
-) -> Run:
+def train_in_background(request: TrainRequest, recipe: str, name: str | None) -> Run:
     """Make a run and start a process that trains it. `recipe` names a run without a name."""
     run = create_run(name, recipe, request)
-    _spawn(run, debug=debug)
+    _spawn(run)
     return run
 
 
-def resume_in_background(name: str | None, *, data: str | None = None, debug: bool = False) -> Run:
+def resume_in_background(name: str | None, *, data: str | None = None) -> Run:
     """Start a process that goes on with a run."""
     run = find_unfinished_run(name)
     run.check_links()
@@ -32,18 +30,16 @@ def resume_in_background(name: str | None, *, data: str | None = None, debug: bo
             f"{run.path} is {run.state}; there is nothing to resume.", hint="lapclip runs"
         )
     run.clear_stop()  # a request made from now on is meant for the new process
-    _spawn(run, debug=debug, data=data)
+    _spawn(run, data)
     return run
 
 
-def _spawn(run: Run, *, debug: bool, data: str | None = None) -> None:
+def _spawn(run: Run, data: str | None = None) -> None:
     """Start a process without a terminal, in a session of its own: closing the terminal does not reach it.
 
     What it prints goes to the run's log.txt.
     """
     arguments = ["resume", "--detached"]
-    if debug:
-        arguments.append("--debug")
     if data is not None:
         arguments += ["--data", data]
     flags = {}

@@ -296,25 +296,6 @@ def longest_caption(
     )
 
 
-def unused_settings(request: Request, config: Config, initial: InitialWeights | None) -> list[str]:
-    """Return a note that names the settings that the user gave and that this run does not use."""
-    train, loss = config.train, LOSSES[config.train.loss]
-    is_unused = {
-        "data.tokenizer": initial is not None and initial.tokenizer is not None,
-        "model.logit_bias": config.model.logit_bias != loss.has_bias,
-        "train.epochs": train.minutes > 0,
-        "train.label_smoothing": not loss.smooths,
-        "train.matrix_rate": train.optimizer == "muon" and not train.learning_rate,
-        "train.teacher_weight": not train.teacher,
-    }
-    names = []
-    for name, unused in is_unused.items():
-        section, field_name = name.split(".")
-        if unused and field_name in request.asked(section):
-            names.append(name)
-    return [f"not used in this run: {', '.join(names)}"] if names else []
-
-
 def seen_before_warnings(config: Config, data: DataSet) -> list[str]:
     """Held-out images that the model to start from has learnt from: they are no test, and no score would show it."""
     found = {
@@ -498,7 +479,6 @@ def gather(request: Request, progress: DataProgress | None, ranks: Ranks = ALONE
     wanted_batch = config.train.batch_size
     config, data_notes = fit_data(config, data, asked_batch="batch_size" in request.asked("train"))
     why_batch = {"train.batch_size": f"there are no more training images than {len(data.train)}"}
-    unused = unused_settings(request, config, initial)
     config = replace_in(config, "model", logit_bias=LOSSES[config.train.loss].has_bias)
     config, tokenizer, why_tokenizer = fit_vocabulary(config, data, initial)
     if initial and initial.shape.vocabulary != config.model.vocabulary:
@@ -522,7 +502,7 @@ def gather(request: Request, progress: DataProgress | None, ranks: Ranks = ALONE
             **(why_batch if config.train.batch_size != wanted_batch else {}),
             **why_rate,
         },
-        notes=[*request.notes, *data_notes, *unused, *warnings],
+        notes=[*request.notes, *data_notes, *warnings],
     )
 
 
