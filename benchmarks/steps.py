@@ -43,7 +43,8 @@ from lapclip.machine.device import DTYPES, Device
 from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
-from lapclip.training.cuda_graph import AnyStep, make_step
+from lapclip.training.cuda_graph import make_step
+from lapclip.training.step import TrainStep
 from lapclip.tuning.kernels import choose_kernels
 from lapclip.tuning.model_size import count_operations, measure_product_rate
 
@@ -328,7 +329,7 @@ def take_turn(run: Callable[[], Callable[[], object]], device: Device) -> float:
     return (time.perf_counter() - began) / steps
 
 
-def our_step(row: Row, device: Device, **changes) -> AnyStep:
+def our_step(row: Row, device: Device, **changes) -> TrainStep:
     """Our step with its kernels chosen as `lapclip train` chooses them; on an accelerator also compiled."""
     how = "none"
     if device.records_graphs:
@@ -346,7 +347,7 @@ def our_step(row: Row, device: Device, **changes) -> AnyStep:
     return make_step(CLIP(shape).to(device.torch), replace(train, **choices), device)
 
 
-def sending(step: AnyStep, batch: Batch, off: Stopwatch) -> Callable[[], Callable[[], object]]:
+def sending(step: TrainStep, batch: Batch, off: Stopwatch) -> Callable[[], Callable[[], object]]:
     """Takes a step; where batches are sent ahead, the next one travels meanwhile."""
     if not step.sends_ahead:
         return lambda: step(batch, 1, 1e-5, off)

@@ -129,7 +129,6 @@ def take_steps(name: str, device_name: str, settings: dict[str, str]) -> None:
 
     from lapclip.machine.choose_device import choose_device, default_threads, prepare_device
     from lapclip.measure.phases import Stopwatch
-    from lapclip.training.cuda_graph import GraphedStep
 
     device, _ = choose_device(device_name)
     prepare_device(device, default_threads())
@@ -138,7 +137,7 @@ def take_steps(name: str, device_name: str, settings: dict[str, str]) -> None:
     take = sending(step, random_batch(row), off)
     for _ in range(3 if device.is_cpu else 8):
         take()()
-    config = step.step.config if isinstance(step, GraphedStep) else step.config
+    config = getattr(step, "step", step).config  # the old tree wraps a recorded step
     print(json.dumps({setting: getattr(config, setting) for setting in CHOSEN}), flush=True)
     for _ in sys.stdin:
         print(take_turn(take, device), flush=True)

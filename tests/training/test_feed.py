@@ -24,10 +24,11 @@ from lapclip.machine.transfer import PinnedTransfer, Transfer
 from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
-from lapclip.training.cuda_graph import WARM_UP, AnyStep, GraphedStep, make_step
+from lapclip.training.cuda_graph import WARM_UP, GraphedStep, make_step
 from lapclip.training.feed import feed
 from lapclip.training.initial_weights import initialise_logits
 from lapclip.training.inputs import Sent
+from lapclip.training.step import TrainStep
 
 from ..late_streams import LateRuntime
 
@@ -81,7 +82,7 @@ def plan_of(count: int = 40, batch_size: int = 8) -> BatchPlan:
     return BatchPlan(Pairs(pixels, captions), tokenizer, 64, batch_size, seed=5, symbol_dropout=0.2)
 
 
-def step_on(device: Device, plan: BatchPlan, **settings) -> AnyStep:
+def step_on(device: Device, plan: BatchPlan, **settings) -> TrainStep:
     asked = {
         "batch_size": 8,
         "steps": STEPS,
@@ -100,7 +101,7 @@ def step_on(device: Device, plan: BatchPlan, **settings) -> AnyStep:
     return step
 
 
-def losses_of(step: AnyStep, plan: BatchPlan, *, ahead: bool, first: int = 1) -> list[float]:
+def losses_of(step: TrainStep, plan: BatchPlan, *, ahead: bool, first: int = 1) -> list[float]:
     """The losses of all steps, read one step late, as the loop does."""
     off = Stopwatch(step.device.synchronise, on=False)
     found, pending = [], None
@@ -130,9 +131,9 @@ def test_sent_batches_train_as_others(settings: dict) -> None:
 
 def test_recorded_steps_take_sent_batches() -> None:
     plan = plan_of()
-    plain = step_on(Sending(), plan, compile="graph")
-    assert isinstance(plain, GraphedStep)
-    right = losses_of(plain.step, plan, ahead=False)
+    graphed = step_on(Sending(), plan, compile="graph")
+    plain = TrainStep(graphed.model, graphed.optimizer, graphed.config, graphed.device)
+    right = losses_of(plain, plan, ahead=False)
     for ahead in (True, False):
         step = step_on(Sending(), plan, compile="graph")
         assert isinstance(step, GraphedStep)

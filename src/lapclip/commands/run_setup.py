@@ -60,7 +60,7 @@ from lapclip.seeding import derived_seed
 from lapclip.text import counted
 from lapclip.together import machines_wanted, name_here
 from lapclip.training.checkpoint import save_model
-from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
+from lapclip.training.cuda_graph import WARM_UP, GraphedStep, make_step
 from lapclip.training.feed import ready
 from lapclip.training.frozen_features import (
     CachedFeatures,
@@ -356,7 +356,7 @@ class RunSetup(Ingredients):
     """Features of what is frozen; None where nothing is, or nothing is cached."""
     plan: BatchPlan
     """The batches, with the features and the teacher's embeddings in them."""
-    step: AnyStep
+    step: TrainStep
     embedder: Embedder
 
 
@@ -603,7 +603,7 @@ def assemble(
 
 def build(
     config: Config, tokenizer: Tokenizer, device: Device, initial: InitialWeights | None
-) -> tuple[AnyStep, Embedder]:
+) -> tuple[TrainStep, Embedder]:
     """The model as it starts with its optimiser, ready to step, and the same model ready to embed."""
     model = (
         initial.take()
@@ -631,16 +631,16 @@ def build_with(setup: RunSetup, config: Config) -> RunSetup:
     )
 
 
-def build_again(training: Training, tokenizer: Tokenizer) -> tuple[AnyStep, Embedder]:
+def build_again(training: Training, tokenizer: Tokenizer) -> tuple[TrainStep, Embedder]:
     """The model and its optimiser for a fallback: built again, because what failed is not to be trusted."""
     step, embedder = build(training.config, tokenizer, training.device, training.initial_weights)
     shared_by(step, training.ranks)
     return step, with_features(embedder, training.features, step)
 
 
-def shared_by(step: AnyStep, ranks: Ranks) -> None:
+def shared_by(step: TrainStep, ranks: Ranks) -> None:
     """From here on a step is shared by these ranks: not before, while the one that writes tries settings alone."""
-    if isinstance(step, TrainStep):  # a recorded one is never shared
+    if not isinstance(step, GraphedStep):  # a recorded one is never shared
         step.ranks = ranks
 
 

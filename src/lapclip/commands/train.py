@@ -67,12 +67,12 @@ from lapclip.runs.messages import LineWriter
 from lapclip.runs.summary import tower_devices
 from lapclip.together import invited_at, is_restarted, machines_wanted
 from lapclip.training.checkpoint import keep_newest, list_checkpoints, save_model
+from lapclip.training.cuda_graph import GraphedStep
 from lapclip.training.frozen_features import with_features
 from lapclip.training.loop import Training, score_embeddings
 from lapclip.training.probes import ProbeCaptions, own_captions
 from lapclip.training.recovery import persist
 from lapclip.training.shards import own_batches, own_shards
-from lapclip.training.step import TrainStep
 from lapclip.training.trackers import trackers
 from lapclip.training.worth import measure_together
 from lapclip.weights import CONFIG, WEIGHTS
@@ -253,7 +253,7 @@ def next_batch(training: Training) -> Batch:
 def measure(training: Training) -> None:
     """Before ranks train together, find out how fast that will be, and deal the shards by the speed of each."""
     ranks, train, step = training.ranks, training.config.train, training.step
-    if not isinstance(step, TrainStep):
+    if isinstance(step, GraphedStep):
         return
     batch = (
         training.plan.batch(min(training.progress.step + 1, train.steps))

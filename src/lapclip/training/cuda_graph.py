@@ -23,14 +23,15 @@ WARM_UP = 3
 """Real steps taken without a recording first, so that libraries have set themselves up."""
 
 
-def make_step(model: CLIP, config: TrainConfig, device: Device) -> AnyStep:
-    """A step with its optimiser, sent to the device as the configuration says."""
+def make_step(model: CLIP, config: TrainConfig, device: Device) -> TrainStep:
+    """Return a step with its optimizer, sent to the device as the configuration says."""
     compute = Compute(DTYPES[config.dtype], linear=config.linear, recompute=config.recompute)
     model.compute_with(
         image=replace(compute, attention=config.image_attention),
         text=replace(compute, attention=config.text_attention),
     )
-    step = TrainStep(model, make_optimizer(model, config, device), config, device)
+    kind = GraphedStep if "graph" in config.compile else TrainStep
+    step = kind(model, make_optimizer(model, config, device), config, device)
     if "compiled" in config.compile:
         if device.is_deterministic:
             torch.use_deterministic_algorithms(
@@ -38,7 +39,7 @@ def make_step(model: CLIP, config: TrainConfig, device: Device) -> AnyStep:
             )  # as `prepare_device` did, and the compiler is told too
         step.worker.image.compile()
         step.worker.text.compile()
-    return GraphedStep(step) if "graph" in config.compile else step
+    return step
 
 
 @dataclass(frozen=True)
@@ -50,65 +51,44 @@ class Recording:
     metrics: Tensor
 
 
-class GraphedStep:
-    """Stands in for a TrainStep. One recording for each shape of its inputs, in one shared pool of memory."""
+class GraphedStep(TrainStep):
+    """A step that is recorded once for each shape of its inputs. All recordings share one pool of memory."""
 
-    def __init__(self, step: TrainStep) -> None:
-        self.step, self.parts = step, step.parts
-        self.model, self.optimizer, self.others = step.model, step.optimizer, step.others
-        self.worker, self.device, self.boundaries = step.worker, step.device, step.boundaries
-        self._taken = 0
-        self._recorder = step.device.graph_recorder()
+    def __init__(
+        self, model: CLIP, optimizer: torch.optim.Optimizer, config: TrainConfig, device: Device
+    ) -> None:
+        super().__init__(model, optimizer, config, device)
+        self._steps_taken = 0
+        self._recorder = device.graph_recorder()
         self._recordings: dict[tuple, Recording] = {}
-        self._off = Stopwatch(step.device.synchronise, on=False)
 
     def __call__(
         self, batch: Batch | Sent, step: int, lr: float, watch: Stopwatch
     ) -> Callable[[], StepMetrics]:
-        """Update the model, as TrainStep does. A recording has no inside, so there are no phases to measure."""
-        self._taken += 1
-        if self._taken <= WARM_UP:
-            return self._recorder.warm_up(lambda: self.step(batch, step, lr, watch))
+        """Update the model. A recording has no inside, so there are no phases to measure."""
+        self._steps_taken += 1
+        if self._steps_taken <= WARM_UP:
+            plain_step = super().__call__
+            return self._recorder.warm_up(lambda: plain_step(batch, step, lr, watch))
         watch.discard()
-        with self.step.received(batch, step) as (inputs, delivered):
+        with self.received(batch, step) as (inputs, delivered):
             key = inputs.side, Layout.of(delivered.tensors)
             if key not in self._recordings:
                 self._recordings[key] = self._record(inputs, delivered)
             recording = self._recordings[key]
             recording.batch.fill(delivered)  # behind the replay that still reads the batch before
-        self.step.set_learning_rate(lr)
-        self.step.touched = True
+        self.set_learning_rate(lr)
+        self.touched = True
         recording.replay()
-        return self.step.reader(recording.metrics)
-
-    @property
-    def sends_ahead(self) -> bool:
-        """Whether another thread may `send` a batch while the device works on the one before."""
-        return self.step.sends_ahead
-
-    def send(self, batch: Batch, step: int) -> Sent:
-        """Start to bring a batch to the device, as TrainStep does."""
-        return self.step.send(batch, step)
-
-    @property
-    def touched(self) -> bool:
-        """Whether the weights may have changed since the loop last checked."""
-        return self.step.touched
-
-    @touched.setter
-    def touched(self, touched: bool) -> None:
-        self.step.touched = touched
+        return self.reader(recording.metrics)
 
     def _record(self, inputs: Inputs, delivered: Delivered) -> Recording:
-        """Recording computes nothing, so the weights are as they were."""
+        """Record an update. That computes nothing, so the weights stay as they were."""
         held = delivered.copy()
-        self.step.optimizer.zero_grad(
-            set_to_none=True
-        )  # gradients are to live in the graph's own memory
+        # Gradients are to live in the graph's own memory.
+        self.optimizer.zero_grad(set_to_none=True)
+        off = Stopwatch(self.device.synchronise, on=False)
         replay, metrics = self._recorder.record(
-            lambda: self.step.update(replace(inputs, **held.tensors), self._off)
+            lambda: self.update(replace(inputs, **held.tensors), off)
         )
         return Recording(replay, held, metrics)
-
-
-AnyStep = TrainStep | GraphedStep

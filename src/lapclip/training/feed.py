@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
 from lapclip.data.batches import Batch, BatchPlan, prefetch
-from lapclip.training.cuda_graph import AnyStep
 from lapclip.training.inputs import Sent
+from lapclip.training.step import TrainStep
 
 
 @contextmanager
 def feed(
-    plan: BatchPlan, step: AnyStep, first: int, last: int, threads: int = 1
+    plan: BatchPlan, step: TrainStep, first: int, last: int, threads: int = 1
 ) -> Iterator[Iterator[Batch | Sent]]:
     """The batches of steps first to last, in order, for a step that takes each before it asks for the next."""
     with closing(prefetch(plan, first, last, threads)) as batches:
@@ -25,13 +25,15 @@ def feed(
             yield sent
 
 
-def ready(step: AnyStep, batch: Batch, number: int) -> Batch | Sent:
+def ready(step: TrainStep, batch: Batch, number: int) -> Batch | Sent:
     """A batch to be timed with, again and again: as training hands it over, which is on the device where batches are
     sent ahead."""
     return step.send(batch, number) if step.sends_ahead else batch
 
 
-def _sent_ahead(batches: Iterator[Batch], step: AnyStep, first: int, last: int) -> Generator[Sent]:
+def _sent_ahead(
+    batches: Iterator[Batch], step: TrainStep, first: int, last: int
+) -> Generator[Sent]:
     """The next batch is sent by another thread while the loop launches the step before it."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="lapclip-sending")
     try:

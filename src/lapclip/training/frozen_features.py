@@ -40,7 +40,7 @@ from lapclip.progress import DataProgress, Progress
 from lapclip.text import duration
 from lapclip.text import size as size_text
 from lapclip.together import name_here
-from lapclip.training.cuda_graph import AnyStep
+from lapclip.training.step import TrainStep
 
 IMAGES, CAPTIONS = 32, 64
 """How many go through a tower at once."""
@@ -141,7 +141,7 @@ class FeatureEmbedder(Embedder):
 
 
 def cache_features(
-    step: AnyStep,
+    step: TrainStep,
     embedder: Embedder,
     plan: BatchPlan,
     data: DataSet,
@@ -235,7 +235,7 @@ def _fitted_pairs(features: CachedFeatures, data: DataSet) -> tuple[Tensor, Tens
     return normed(features.images[0][rows]), captions
 
 
-def with_features(embedder: Embedder, features: CachedFeatures | None, step: AnyStep) -> Embedder:
+def with_features(embedder: Embedder, features: CachedFeatures | None, step: TrainStep) -> Embedder:
     """The embedder, which takes cached features where there are some."""
     return (
         embedder
@@ -277,7 +277,7 @@ class _FeatureMaker:
 
     def __init__(
         self,
-        step: AnyStep,
+        step: TrainStep,
         plan: BatchPlan,
         data: DataSet,
         config: Config,

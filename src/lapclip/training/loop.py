@@ -31,7 +31,6 @@ from lapclip.runs.events import EventLog
 from lapclip.runs.folder import Run
 from lapclip.runs.trend import deciding_score
 from lapclip.training.checkpoint import Progress, list_checkpoints, save_checkpoint, save_model
-from lapclip.training.cuda_graph import AnyStep
 from lapclip.training.fallback import SwapGrew
 from lapclip.training.feed import feed
 from lapclip.training.frozen_features import CachedFeatures
@@ -40,7 +39,7 @@ from lapclip.training.inputs import Sent
 from lapclip.training.optimizer import cheap_steps, learning_rate
 from lapclip.training.probes import ProbeCaptions
 from lapclip.training.shards import own_batches, own_shards
-from lapclip.training.step import StepMetrics
+from lapclip.training.step import StepMetrics, TrainStep
 
 MEMORY_EVERY = 50
 RANKS_EVERY = 5.0
@@ -59,7 +58,7 @@ class Training:
     config: Config
     data: DataSet
     plan: BatchPlan
-    step: AnyStep
+    step: TrainStep
     embedder: Embedder
     device: Device
     log: EventLog

@@ -20,12 +20,12 @@ from lapclip.machine.choose_device import device_of, prepare_device
 from lapclip.runs import events
 from lapclip.runs.events import mapping, read_events
 from lapclip.training.checkpoint import list_checkpoints, load_newest, with_best_of
-from lapclip.training.cuda_graph import AnyStep
 from lapclip.training.fallback import DEVICE, MEMORY, SWAP, Change, brief, cause_of, decide, smaller
 from lapclip.training.loop import Training
 from lapclip.training.memory import describe, predict_bytes
+from lapclip.training.step import TrainStep
 
-Build = Callable[[Training, Tokenizer], tuple[AnyStep, Embedder]]
+Build = Callable[[Training, Tokenizer], tuple[TrainStep, Embedder]]
 """Makes the model and its optimiser again, with the settings and on the device that the training has by then."""
 
 

@@ -21,10 +21,10 @@ from lapclip.machine.device import Device
 from lapclip.measure.phases import PHASES, Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
-from lapclip.training.cuda_graph import AnyStep, make_step
+from lapclip.training.cuda_graph import make_step
 from lapclip.training.feed import feed, ready
 from lapclip.training.inputs import Sent
-from lapclip.training.step import StepMetrics
+from lapclip.training.step import StepMetrics, TrainStep
 from lapclip.tuning.kernels import choose_kernels
 
 LEARNING_RATE = 1e-4
@@ -91,7 +91,7 @@ class Rehearsal:
             seed=0,
         )
         model = CLIP(shape, seed=1).to(device.torch)
-        self.step: AnyStep = make_step(model, train, device)
+        self.step: TrainStep = make_step(model, train, device)
         self.steps_taken = 0
 
     def step_once(

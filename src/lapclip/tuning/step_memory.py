@@ -34,7 +34,7 @@ from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import Device
 from lapclip.measure.timing import run_in_new_process
 from lapclip.model.shapes import SHAPES
-from lapclip.training.cuda_graph import AnyStep
+from lapclip.training.cuda_graph import GraphedStep
 from lapclip.training.memory import MARGIN, SHARE_OF_MEMORY
 from lapclip.training.step import TrainStep
 from lapclip.tuning.rehearsal import Rehearsal, Workload, some_pairs
@@ -183,7 +183,7 @@ def measure_here(workload: Workload) -> StepMemory:
     device.release_memory()  # otherwise memory of the small model would be used again, uncounted
     process = system_memory.memory_bytes()
     rehearsal = Rehearsal(workload, device)
-    assert isinstance(rehearsal.step, TrainStep), "a recorded step cannot be followed"
+    assert not isinstance(rehearsal.step, GraphedStep), "a recorded step cannot be followed"
     rehearsal.step_once()
     rehearsal.step_once()
     peak = device.peak_memory_bytes()
@@ -229,12 +229,12 @@ def measure_needs(step: TrainStep, batch: Batch) -> Needs:
     return Needs(trainable, growth // pairs)
 
 
-def choose_micro_batch(step: AnyStep, batch: Batch, device: Device) -> tuple[int, str]:
+def choose_micro_batch(step: TrainStep, batch: Batch, device: Device) -> tuple[int, str]:
     """Return the micro-batch that fits by measurement, and why. 0 is the whole batch.
 
     Raises ConfigError if the requested micro-batch, or not even one pair, fits.
     """
-    assert isinstance(step, TrainStep), "a step with unpredictable memory is not recorded"
+    assert not isinstance(step, GraphedStep), "a step with unpredictable memory is not recorded"
     train = step.config
     needs, free = measure_needs(step, batch), device.free_bytes()
 

@@ -21,11 +21,11 @@ from lapclip.measure.phases import Stopwatch
 from lapclip.measure.timing import Timer
 from lapclip.model.clip import CLIP
 from lapclip.text import counted
-from lapclip.training.cuda_graph import WARM_UP, AnyStep, GraphedStep, make_step
+from lapclip.training.cuda_graph import WARM_UP, GraphedStep, make_step
 from lapclip.training.feed import ready
 from lapclip.training.initial_weights import initialise_logits
 from lapclip.training.inputs import Sent
-from lapclip.training.step import StepMetrics
+from lapclip.training.step import StepMetrics, TrainStep
 
 CHECKED_PAIRS = 4
 CHECKED_MICRO_BATCH = 2
@@ -137,7 +137,7 @@ def cosine_of_lists(left: list[Tensor], right: list[Tensor]) -> float:
 class Trial:
     """A setting at work on a copy of the model."""
 
-    step: AnyStep
+    step: TrainStep
     batch: Batch
     device: Device
 
@@ -178,8 +178,7 @@ class Trial:
 
     @torch.no_grad()
     def _embed(self) -> Tensor:
-        step = self.step.step if isinstance(self.step, GraphedStep) else self.step
-        return torch.cat(step.embed(self.batch)).float().cpu()
+        return torch.cat(self.step.embed(self.batch)).float().cpu()
 
 
 class TrialBench:
