@@ -139,18 +139,14 @@ def which_model(
     raise RunError(f"{RUNS / name} holds no model that lapclip reads.", hint="lapclip runs")
 
 
-def named_published(name: str | None) -> PublishedModel | None:
-    """The published model that a name means, where neither a run nor a path is called so."""
-    if name is None or (RUNS / name).exists() or Path(name).exists():
-        return None
-    return published_models.find(name)
-
-
 def have_model(
     name: str | None, *, yes: bool, counting: Callable[[str], Progress] | None = None
 ) -> None:
     """Fetch the published model that a name means, where it is not here yet, before a command begins with anything."""
-    if (model := named_published(name)) is not None:
+    if name is None or (RUNS / name).exists() or Path(name).exists():
+        return
+    model = published_models.find(name)
+    if model is not None:
         fetch_once(model, yes=yes, counting=counting)
 
 

@@ -43,7 +43,7 @@ async def started(engine: Doubling, reports: list[BatchReport]) -> Batcher:
     """A batcher whose engine is busy with a first row."""
     batcher = Batcher(engine, reports.append)
     batcher.submit(row(0))
-    while batcher.waiting()["image"]:
+    while any(tower == "image" for tower, _ in batcher._waiting):
         await asyncio.sleep(0.001)
     return batcher
 

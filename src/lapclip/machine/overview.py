@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,31 +52,20 @@ def overview(status: Status = lambda _: None) -> dict[str, Any]:
 
 
 def torch_build() -> dict[str, Any] | None:
-    """Version, threads, the vector unit it uses and the accelerator it finds; None where it is not installed."""
+    """Return torch's version, threads, vector unit and accelerator. None if it is not installed."""
     try:
         import torch
     except (ImportError, OSError):  # OSError: installed, with a library missing
         return None
+    device = _accelerator()
     return {
         "version": torch.__version__,
         "threads": torch.get_num_threads(),
-        "vectors": _answer_of(lambda: torch.backends.cpu.get_cpu_capability()),
-        "cuda": _answer_of(lambda: torch.version.cuda),
-        "hip": _answer_of(lambda: torch.version.hip),
-        "accelerator": _answer_of(
-            lambda: getattr(
-                torch.accelerator.current_accelerator(check_available=True), "type", None
-            )
-        ),
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "accelerator": device.kind if device else None,
     }
-
-
-def _answer_of(question: Callable[[], str | None]) -> str | None:
-    """The answer; None from a release of torch that is too old to be asked, or a driver that fails."""
-    try:
-        return question()
-    except (AttributeError, TypeError, RuntimeError):
-        return None
 
 
 def _accelerator() -> Device | None:
@@ -84,10 +73,7 @@ def _accelerator() -> Device | None:
 
     try:
         return accelerator_here()
-    except (
-        AttributeError,
-        RuntimeError,
-    ):  # a release of torch that is too old to be asked, or a driver that fails
+    except RuntimeError:  # a driver that fails
         return None
 
 

@@ -104,14 +104,6 @@ class Batcher:
         """What a row costs now, by the latest batches."""
         return self._seconds_per_row[tower]
 
-    def waiting(self) -> dict[str, int]:
-        """Rows that wait, by tower."""
-        with self._changed:
-            found: dict[str, int] = dict.fromkeys(TOWERS, 0)
-            for (tower, _), rows in self._waiting.items():
-                found[tower] += len(rows)
-            return found
-
     def close(self) -> None:
         """Compute what waits, take nothing new, and end."""
         with self._changed:

@@ -113,12 +113,6 @@ class _State:
             "lapclip_queue_items", "Items that were admitted and are not answered", items
         )
         yield GaugeMetricFamily("lapclip_queue_seconds", "The work that they are", seconds)
-        waiting = GaugeMetricFamily(
-            "lapclip_waiting_rows", "Rows that wait for the engine", labels=["tower"]
-        )
-        for tower, count in model.batcher.waiting().items():
-            waiting.add_metric([tower], count)
-        yield waiting
         yield CounterMetricFamily(
             "lapclip_cache_hits", "Items answered from the cache", model.cache.hits
         )
