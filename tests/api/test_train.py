@@ -312,6 +312,6 @@ def test_a_notebook_is_given_a_chart_of_plotly_and_a_table(trained: Path) -> Non
     assert max(len(trace["x"]) for trace in figure["data"]) == 12  # a point for each step
     assert '"--' not in json.dumps(figure)  # colors that only our pages know
     assert "held-out batches" in shown["text/html"]
-    assert "logit scale" in run.plot("temperature")._repr_mimebundle_()["text/html"]
+    assert "temperature" in run.plot("temperature")._repr_mimebundle_()["text/html"]
     with pytest.raises(ValueError, match="recall"):
         run.plot("nothing")

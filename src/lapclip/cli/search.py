@@ -145,7 +145,10 @@ def search(
                 folder, model, shown.counting("indexing"), device=device, waiting=shown.waiting
             )
         except NoModel as error:
-            again = typed(command("search", folder, "--model"))
+            words = [folder]
+            if query is not None:
+                words.append(query)
+            again = typed(command("search", *words, "--model"))
             raise NoModel(error.message, hint=for_photos(again)) from None
     if web:
         return _serve(

@@ -14,6 +14,7 @@ Where no column fits, the error lists the columns and names the setting that cho
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -111,6 +112,23 @@ class Columns:
         split = None if self.split is None else self.names[self.split]
         captions = tuple(self.names[index] for index in self.captions)
         return UsedColumns(self.names[self.image], captions, split)
+
+    def repeated_names(self) -> list[str]:
+        """Describe names that several columns have, and how many of these columns are read."""
+        if not self.has_header:
+            return []
+        keys = [normalize(name) for name in self.names]
+        used_keys = [keys[index] for index in (self.image, *self.captions)]
+        if self.split is not None:
+            used_keys.append(keys[self.split])
+        notes = []
+        for key, count in Counter(keys).items():
+            if count > 1:
+                used = used_keys.count(key)
+                notes.append(
+                    f"{count} columns are called {column_title(key)}, {used} of them are read"
+                )
+        return notes
 
 
 def choose_columns(

@@ -172,12 +172,20 @@ def test_a_folder_whose_name_begins_alike_is_outside(tmp_path: Path) -> None:
     assert set(found(read(data))) == {"a.png"}
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp1252"])
+@pytest.mark.parametrize(
+    "encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252"]
+)
 def test_encodings_and_byte_order_marks(tmp_path: Path, encoding: str) -> None:
     make_images(tmp_path, "a.png")
     table = read(write(tmp_path, "image,caption\r\na.png,a café in Köln\r\n", encoding=encoding))
     assert found(table) == {"a.png": ("a café in Köln",)}
-    said = {"utf-16": "UTF-16", "cp1252": "Windows-1252"}.get(encoding, "")
+    said = {
+        "utf-16": "UTF-16",
+        "utf-16-le": "UTF-16-LE",
+        "utf-16-be": "UTF-16-BE",
+        "utf-32": "UTF-32",
+        "cp1252": "Windows-1252",
+    }.get(encoding, "")
     assert said in table.how
 
 
@@ -330,6 +338,14 @@ def test_no_column_is_lost_because_another_one_has_its_name(tmp_path: Path, sett
     )
     table = read(write(tmp_path, rows), caption_column=setting)
     assert found(table) == {"a.png": ("a dog", "a brown dog"), "b.png": ("a cat", "a grey cat")}
+    assert "2 columns are called caption, 2 of them are read" in table.how
+
+
+def test_a_second_column_of_images_is_said_not_to_be_read(tmp_path: Path) -> None:
+    make_images(tmp_path, "a.png", "b.png")
+    table = read(write(tmp_path, "image,caption,image\na.png,a dog,b.png\n"))
+    assert found(table) == {"a.png": ("a dog",)}
+    assert "2 columns are called image, 1 of them are read" in table.how
 
 
 def test_captions_that_are_numbers_are_read_and_said(tmp_path: Path) -> None:

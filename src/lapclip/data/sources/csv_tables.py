@@ -74,7 +74,7 @@ class TextTables(TableFormat):
         collector.columns[columns.used] += len(collector) - images_before
 
         name = SEPARATOR_NAMES.get(separator, repr(separator))
-        notes = [f"separated by {name}", *lines.notes()]
+        notes = [f"separated by {name}", *columns.repeated_names(), *lines.notes()]
         if not columns.has_header:
             notes.append("no header")
         if listed:

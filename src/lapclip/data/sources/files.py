@@ -1,6 +1,7 @@
 """Files as a source: a folder, a file or a pattern of files, whose format is recognized.
 
-Also the lines of text files in the encodings that people have: UTF-8, UTF-16 with a mark, else Windows-1252.
+Also the lines of text files in the encodings that people have: UTF-8 and UTF-16 with or without a mark, else
+Windows-1252.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ UNPACKING = {  # commands by the ending of a compressed file; the longest ending
     ".tgz": "tar -xzf", ".tar.bz2": "tar -xjf", ".tar.xz": "tar -xJf", ".tar.zst": "zstd -d",
     ".zip": "unzip", ".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "zstd -d", ".7z": "7z x", ".rar": "unrar x",
 }  # fmt: skip
-BYTE_ORDER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+BYTE_ORDER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -356,14 +357,26 @@ def _nothing_in_folder(root: Path, files: Sequence[str], skipped: Sequence[Skipp
 MAX_LINE_LENGTH = 1_000_000  # characters; longer lines are cut, so that a file without line ends does not fill memory
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+SAMPLE_BYTES = 4096  # at the start of a file, by which its encoding is recognized
 
 
-def marked_encoding(start: bytes) -> str:
-    """Return the encoding that a byte order mark at the start of a text says, or UTF-8."""
-    return next((encoding for mark, encoding in _MARKS if start.startswith(mark)), "utf-8")
+def unmarked(start: bytes) -> str:
+    """Return the encoding of a text that begins without a byte order mark.
+
+    In UTF-16 every other byte of a Latin letter, a digit, a comma and a line end is zero.
+    """
+    characters = len(start) // 2
+    first, second = start[0 : 2 * characters : 2].count(0), start[1 : 2 * characters : 2].count(0)
+    if second > 0.4 * characters and first < 0.1 * characters:
+        return "utf-16-le"
+    if first > 0.4 * characters and second < 0.1 * characters:
+        return "utf-16-be"
+    return "utf-8"
 
 
 _UNDECODED = re.compile("[\udc80-\udcff]")
@@ -374,11 +387,11 @@ def _as_windows(found: re.Match[str]) -> str:
 
 
 def decode(data: bytes) -> str:
-    """Return a short text. Bytes that are not UTF-8 are read as Windows-1252."""
-    encoding = marked_encoding(data)
-    if encoding == "utf-16":
-        return data.decode(encoding, "replace")
-    return _UNDECODED.sub(_as_windows, data.decode(encoding, "surrogateescape"))
+    """A short text. Bytes that are not UTF-8 are read as Windows-1252."""
+    encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "")
+    if encoding and encoding != "utf-8-sig":
+        return data.decode(encoding, "replace").removeprefix("\ufeff")
+    return _UNDECODED.sub(_as_windows, data.decode(encoding or "utf-8", "surrogateescape"))
 
 
 class Lines:
@@ -395,7 +408,10 @@ class Lines:
     def __iter__(self) -> Iterator[tuple[int, str]]:
         self.repaired, self.cut = 0, set()
         with open(self.path, "rb") as raw:
-            self.encoding = marked_encoding(raw.read(4))
+            start = raw.read(SAMPLE_BYTES)
+            self.encoding = next(
+                (name for mark, name in _MARKS if start.startswith(mark)), unmarked(start)
+            )
             raw.seek(0)
             errors = "surrogateescape" if self.encoding.startswith("utf-8") else "replace"
             with io.TextIOWrapper(raw, encoding=self.encoding, errors=errors, newline="") as file:
