@@ -231,7 +231,7 @@ def write_exported(engine: str, embedder: Embedder, folder: Path, jpegs: list[by
     if engine == "onnx-float32":
         write_float(embedder, folder, lambda _: None)
     else:
-        graphs = write_float(embedder, folder, lambda _: None, small=True)
+        graphs = write_float(embedder, folder, lambda _: None)
         pixels = np.stack([seen(jpeg, embedder.view) for jpeg in jpegs])
         for tower, step in (("image", Step(STATIC)), ("text", Step(DYNAMIC))):
             quantize(graphs[tower], step, folder / "made.onnx", pixels)
