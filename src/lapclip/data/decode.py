@@ -348,6 +348,7 @@ def find_first_scan(data: bytes) -> int:
 def check_scan_count(data: bytes) -> None:
     """Raise DataError if a JPEG has more scans than any real one. Decoding a small file of empty scans takes minutes."""
     position = find_first_scan(data)
+    # At most this many: the bytes of a scan marker also occur by chance in other segments.
     if data.count(b"\xff\xda", position) <= MAX_SCANS:
         return
     scans = 0
