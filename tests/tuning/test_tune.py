@@ -117,6 +117,7 @@ def test_compiling_is_chosen_only_where_it_was_measured_and_pays() -> None:
 
 
 KNOWN = {
+    "device": "cpu",
     "dtype": "float32",
     "threads": 1,
     "image_attention": "fused",
