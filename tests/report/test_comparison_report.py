@@ -153,12 +153,14 @@ def test_a_run_s_report_holds_the_comparison(
     run_with: Callable[..., Path], empty_cache: Path
 ) -> None:
     run_with()
-    (cache_folder() / COMPARISON).write_text(json.dumps(comparison()), encoding="utf-8")
+    saved = comparison() | {"phases": {"gpu": {"load": 0.001, "forward": 0.0234}}}
+    (cache_folder() / COMPARISON).write_text(json.dumps(saved), encoding="utf-8")
     (path, _), warnings = write_report(None, None)
     assert warnings == []
     page = Page(path)
     assert "Run mine" in page.text
     assert page.titles()[-1] == "Time of a step at batch 16"
+    assert "Milliseconds of a step by phase" in page.text
 
 
 @pytest.mark.parametrize(

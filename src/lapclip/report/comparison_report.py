@@ -86,16 +86,12 @@ def comparison_report(saved: dict[str, Any]) -> Report:
     others = [name for kind, name in mapping(saved.get("devices")).items() if kind != "cpu"]
     chip = f"{machine.get('chip', 'unknown chip')}, {count(machine.get('cores'))} cores"
     subtitle = " and ".join([chip, *map(str, others)])
-    sections = [
-        *comparison_sections(saved),
-        *phases_section(saved),
-        Section("Machine and versions", [*about]),
-    ]
+    sections = [*comparison_sections(saved), Section("Machine and versions", [*about])]
     return Report("What is fastest on this machine", subtitle, [], sections)
 
 
 def comparison_sections(saved: dict[str, Any]) -> list[Section]:
-    """The crossover, the curves, the advice, and every cell."""
+    """Return the crossover, the curves, the advice, every cell, and the phases of a step."""
     cells = timed_cells(saved)
     crossover = mapping(saved.get("crossover")).get("text")
     advice: list[list[str | Cell]] = [
@@ -115,10 +111,11 @@ def comparison_sections(saved: dict[str, Any]) -> list[Section]:
         blocks.append(Sentences(["What to use, by model and batch:"]))
         blocks.append(Table(["model", "batch", "device", "precision", "why"], advice))
     blocks += _all_cells(saved)
-    return [Section("What is fastest here", blocks)] if blocks else []
+    fastest = [Section("What is fastest here", blocks)] if blocks else []
+    return [*fastest, *_phases_section(saved)]
 
 
-def phases_section(saved: dict[str, Any]) -> list[Section]:
+def _phases_section(saved: dict[str, Any]) -> list[Section]:
     """Return a table of the milliseconds of each phase of a step, by device."""
     rows: list[list[str | Cell]] = []
     phases: list[str] = []
