@@ -132,12 +132,17 @@ async def post(
     try:
         async with (
             httpx2.AsyncClient(verify=tls_context(), trust_env=False, timeout=None) as client,
-            client.stream("POST", url, content=content, headers={**HEADERS, **headers}) as response,
+            client.stream("POST", url, content=content, headers=_as_sent(headers)) as response,
         ):
             body = await _read(response, max_bytes)
             return Answer(response.status_code, response.headers, body)
     except httpx2.HTTPError as error:
         raise RequestFailed(_reason(error)) from None
+
+
+def _as_sent(headers: Mapping[str, str]) -> httpx2.Headers:
+    """Return headers whose values may have any character of Latin-1, as those of a request have."""
+    return httpx2.Headers({**HEADERS, **headers}, encoding="latin-1")
 
 
 def is_public(address: str) -> bool:

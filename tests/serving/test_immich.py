@@ -224,6 +224,16 @@ def test_faces_are_passed_on_as_they_came(passing: tuple[Serving, Upstream]) -> 
     assert len(upstream.asked) == 2
 
 
+def test_letters_beyond_ascii_in_the_type_of_a_form_are_passed_on(
+    passing: tuple[Serving, Upstream],
+) -> None:
+    served, upstream = passing
+    kind = f"multipart/form-data; boundary={BOUNDARY}; name=\xe9"
+    assert predict(served, form(FACES, image=b"a"), kind).status == 200
+    ((_, passed_on, _),) = upstream.asked
+    assert passed_on == kind
+
+
 def test_of_a_mixed_request_the_embedding_is_made_here_and_the_rest_there(
     passing: tuple[Serving, Upstream],
 ) -> None:
@@ -267,6 +277,8 @@ def test_an_upstream_that_is_slow_or_endless_or_gone_is_not_waited_for(
         (199, "application/json", 502),
         (422, "application/json", 422),
         (200, "application/json;\r\n charset=utf-8", 200),
+        (200, "application/json; name=\N{LATIN SMALL LETTER E WITH ACUTE}", 200),
+        (200, "application/json; name=\xe6\x97\xa5", 200),  # a character of UTF-8 in three bytes
         (200, "a\0b", 502),  # no header may have such
     ],
 )

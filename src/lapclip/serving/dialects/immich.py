@@ -106,7 +106,7 @@ class Upstream:
             raise BadUpstream(f"{self._name} answered with status {answer.status}.")
         kind = answer.headers.get("Content-Type", "")
         kind = " ".join(kind.split())  # it may be written in several lines
-        media_type = kind if kind.isprintable() else ""
+        media_type = kind if kind.isascii() and kind.isprintable() else ""
         return Response(answer.content, answer.status, media_type=media_type or None)
 
 
