@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from lapclip.runs.folder import Run, find_run
 from lapclip.training import teacher as teaching
 from lapclip.training.checkpoint import save_model
 from lapclip.training.teacher import (
+    TeacherFile,
     TeacherModel,
     compute_teacher_embeddings,
     fit_width,
@@ -298,6 +300,21 @@ def test_a_file_that_does_not_fit_is_refused_by_name(
         train_small("train.teacher=teacher.npy")
     assert "docs/distil.md" in str(error.value)
     assert Run(Path("runs/run")).never_began
+
+
+@pytest.mark.parametrize("content", ['{"rows": ["a.png"]}', "[]", '{"rows": 3}'])
+def test_names_of_another_form_are_refused(here: Path, content: str) -> None:
+    np.save("teacher.npy", np.ones((1, 4), np.float32))
+    Path("teacher.json").write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=r"teacher\.npy cannot be read"):
+        TeacherFile(Path("teacher.npy"))
+
+
+def test_a_parquet_file_needs_its_package(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setattr("lapclip.data.vector_files.find_spec", lambda name: None)
+    with pytest.raises(DataError, match="which needs pyarrow"):
+        TeacherFile(Path("teacher.parquet"))
 
 
 def test_a_file_cannot_teach_about_drawn_images(data: Path, here: Path) -> None:

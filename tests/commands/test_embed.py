@@ -119,6 +119,16 @@ def test_a_file_teaches(trained: Path, here: Path, ending: str) -> None:
     np.testing.assert_allclose(text, model.encode_text(captions), atol=1e-5)
 
 
+def test_a_half_replaced_file_does_not_teach(trained: Path, here: Path) -> None:
+    """A kill between the files of one writing leaves vectors of two models."""
+    data = write_photos(here / "photos", ["train"] * 4)
+    embedded(data, here / "out.npy", trained)
+    vectors = np.load(here / "out.npy")
+    np.save(here / "out.npy", vectors[::-1])
+    with pytest.raises(DataError, match="not from one writing"):
+        TeacherFile(here / "out.npy")
+
+
 def test_vectors_of_captions_do_not_outlive_the_captions(trained: Path, here: Path) -> None:
     data = write_photos(here / "photos", ["train"] * 4)
     embedded(data, here / "out.npy", trained)

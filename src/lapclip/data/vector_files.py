@@ -133,9 +133,9 @@ class ParquetFile(VectorFile):
         return json.loads((parquet.read_schema(self.path).metadata or {})[ABOUT.encode()])
 
     def read(self) -> NamedVectors:
+        self.check_packages()
         from pyarrow import parquet
 
-        self.check_packages()
         table = parquet.read_table(self.path)
         missing = {"path", "captions", "vector"} - set(table.column_names)
         if missing:
@@ -211,7 +211,14 @@ class NpyFile(VectorFile):
         return about.get("sha256") == {path.name: sha256_of(path) for path in self.paths[:-1]}
 
     def read(self) -> NamedVectors:
-        rows = parse_json(self.json.read_text(encoding="utf-8"))["rows"]
+        content = parse_json(self.json.read_text(encoding="utf-8"))
+        about = content.get(ABOUT)
+        if isinstance(about, dict) and "sha256" in about and not self.is_whole(about):
+            raise DataError(
+                f"{self.path} and {self.json.name} are not from one writing.",
+                hint="lapclip embed DATA --out NEW_NAME.npy",
+            )
+        rows = content["rows"]
         captions = list(itertools.chain.from_iterable(row.get("captions", ()) for row in rows))
         caption_vectors = None
         if self.captions.exists():

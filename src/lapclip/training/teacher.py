@@ -78,7 +78,14 @@ class TeacherFile:
             self.digest = digest_of_bytes(b"".join(part.read_bytes() for part in file.paths))
         except FileNotFoundError as error:
             raise DataError(f"There is no file {error.filename}.", hint=HOW_TO_MAKE) from None
-        except (OSError, ValueError, TypeError, LookupError, EOFError) as error:
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            LookupError,
+            EOFError,
+        ) as error:
             raise DataError(
                 f"{path} cannot be read: {first_line(error)}.", hint=HOW_TO_MAKE
             ) from None
