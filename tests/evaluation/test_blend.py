@@ -62,6 +62,9 @@ def test_models_of_another_form_are_refused_with_the_first_difference() -> None:
     deeper = embedder(replace(TINY, image_layers=3))
     with pytest.raises(RunError, match=r"blocks.2.attention.out.bias is missing before"):
         Blend(start, deeper)
+    bent = embedder(replace(TINY, activation="quick_gelu"))
+    with pytest.raises(RunError, match=r"model\.activation is gelu before and quick_gelu after"):
+        Blend(start, bent)
     other = changed(start)
     other.tokenizer = CharacterTokenizer(ALPHABET[::-1])
     with pytest.raises(RunError, match="tokenizers differ"):

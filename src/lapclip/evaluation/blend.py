@@ -7,6 +7,8 @@ import torch
 from lapclip.embedder import Embedder
 from lapclip.errors import RunError
 
+# They change what the same weights compute, and no shape of a tensor.
+SAME_SETTINGS = ("activation", "text_activation", "image_heads", "text_heads")
 SHARES = tuple(tenth / 10 for tenth in range(11))
 
 
@@ -46,5 +48,10 @@ def check_same_form(before: Embedder, after: Embedder) -> None:
             forms.append(f"has shape {tuple(state[name].shape)}" if is_there else "is missing")
         if forms[0] != forms[1]:
             raise RunError(f"{problem}: {name} {forms[0]} before and {forms[1]} after.")
+    shapes = before.model.shape, after.model.shape
+    for name in SAME_SETTINGS:
+        values = [getattr(shape, name) for shape in shapes]
+        if values[0] != values[1]:
+            raise RunError(f"{problem}: model.{name} is {values[0]} before and {values[1]} after.")
     if before.tokenizer.to_dict() != after.tokenizer.to_dict():
         raise RunError(f"{problem}: their tokenizers differ.")
