@@ -12,13 +12,14 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lapclip
 from lapclip.errors import RunError, WeightsError
 from lapclip.weights import is_hub_name
-from lapclip.weights.hub import confirm_name
+from lapclip.weights.hub import _PartialFile, confirm_name
 
 from .made import embedder, save_openclip
 
@@ -157,3 +158,19 @@ def test_paths_are_never_names_on_the_hub(here: Path) -> None:
     assert is_hub_name("hf:runs/mine")
     with pytest.raises(RunError, match="no folder runs/first-run"):
         lapclip.load("runs/first-run")
+
+
+class ShortWrites(io.FileIO):
+    """A file that takes seven bytes at a time, as a disk that is nearly full may."""
+
+    def write(self, data: Any, /) -> int:
+        return super().write(data[:7])
+
+
+def test_all_of_a_piece_is_written_if_the_disk_takes_parts(tmp_path: Path) -> None:
+    class ShortPartialFile(_PartialFile, ShortWrites):
+        pass
+
+    with ShortPartialFile(tmp_path / "part", 100, None) as file:
+        assert file.write(bytes(range(100))) == 100
+    assert (tmp_path / "part").read_bytes() == bytes(range(100))

@@ -153,10 +153,12 @@ class _PartialFile(io.FileIO):
         end = self.tell() + len(data)
         if end > self._max_bytes:
             raise ValueError(f"more than the announced {self._max_bytes:,} bytes came")
-        written = super().write(data)
+        rest = memoryview(data)
+        while rest:  # a disk that fills up takes a part, and refuses the rest
+            rest = rest[super().write(rest) :]
         if self._progress:
             self._progress(end, self._max_bytes)
-        return written
+        return len(data)
 
 
 def download_file(

@@ -340,13 +340,16 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
             return read_tensors(folder / name)[0]
         if (index := folder / f"{name}{INDEX}").exists():
             try:
-                files = sorted(set(read_json(index)["weight_map"].values()))
-            except (OSError, ValueError, KeyError, AttributeError) as error:
+                shards = read_json(index)["weight_map"].values()
+                files = sorted({Path(shard).name for shard in shards})
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise WeightsError(
                     f"{index} cannot be read: {error}.", hint="download or copy it again"
                 ) from None
-            shards = [read_tensors(folder / Path(file).name)[0] for file in files]
-            return {name: tensor for shard in shards for name, tensor in shard.items()}
+            tensors: dict[str, Tensor] = {}
+            for file in files:
+                tensors |= read_tensors(folder / file)[0]
+            return tensors
     raise WeightsError(
         f"{folder} has a {CONFIG} and no weights.",
         hint=f"{' or '.join(WEIGHTS)} from where it came",
