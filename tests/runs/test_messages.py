@@ -45,6 +45,19 @@ def test_a_line_of_the_log_holds_the_facts_of_its_event(event: Any, facts: list[
         assert fact in log_line(event)
 
 
+def test_a_start_shows_the_first_of_many_notes_and_where_the_rest_is() -> None:
+    start = {
+        "type": "started",
+        "pairs": {"train": 8, "val": 2},
+        "steps": 4,
+        "devices": {"image": "cpu"},
+    }
+    start |= {"parameters": 1000, "notes": [f"note {number}" for number in range(5)]}
+    assert log_line(start).splitlines()[1:] == start["notes"]
+    start["notes"].append("note 5")
+    assert log_line(start).splitlines()[1:] == [*start["notes"][:4], "2 more notes in run.toml"]
+
+
 def test_the_step_is_named_once_where_it_stands_beside_the_sentence() -> None:
     event = {"type": "stopped", "step": 7, "reason": "asked"}
     assert "7" not in message(event)

@@ -435,7 +435,8 @@ def set_up(
         else []
     )
     setup = replace(setup, reasons=setup.reasons | more_reasons(setup))
-    return add_notes(setup, [*not_compiled, *device.warnings()])
+    # Warnings first: a start shows the first of many notes.
+    return replace(setup, notes=[*device.warnings(), *setup.notes, *not_compiled])
 
 
 def more_reasons(setup: RunSetup) -> dict[str, str]:
@@ -502,7 +503,7 @@ def gather(request: Request, progress: DataProgress | None, ranks: Ranks = ALONE
             **(why_batch if config.train.batch_size != wanted_batch else {}),
             **why_rate,
         },
-        notes=[*request.notes, *data_notes, *warnings],
+        notes=[*request.notes, *warnings, *data_notes],
     )
 
 
@@ -644,10 +645,6 @@ def shared_by(step: TrainStep, ranks: Ranks) -> None:
         step.ranks = ranks
 
 
-def add_notes(setup: RunSetup, notes: Sequence[str]) -> RunSetup:
-    return replace(setup, notes=[*setup.notes, *notes])
-
-
 def why_random_heads(setup: RunSetup) -> dict[str, str]:
     """Start new heads in closed form if that is requested, and return the reason if that cannot be done."""
     train = setup.config.train
@@ -702,7 +699,7 @@ def fill_minutes(setup: RunSetup, *, asked_evaluations: bool) -> RunSetup:
         )
         enough = round_up_minutes(least * per_step + scorings * evaluation_seconds)
         few = f"{enough_for}; {least:,} or more are better, and take about {counted(enough, 'minute')}"
-        setup = add_notes(setup, [few])
+        setup = replace(setup, notes=[few, *setup.notes])
     del trial
     return build_with(
         setup, replace_in(setup.config, "train", steps=steps, evaluate_every_epochs=every)

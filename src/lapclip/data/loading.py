@@ -282,15 +282,14 @@ def load_data(
     check_enough(config, count_for_training([table.rows[row] for row in used]))
     how_split, note_on_copies = _describe_splits(config, table, splits, signatures, used)
     notes = [
-        table.how,
         note_on_numbers(table.rows),
-        why_streams,
         note_on_copies,
         left_out([*table.skipped, *broken]),
         _left_out_twins([printable(images[row].name) for row in twins]),
     ]
     for split in empty:
         notes.append(f"no image of the split {split} can be used, so nothing is scored on it")
+    notes += [why_streams, table.how]  # last: a start shows the first of many notes
     return DataSet(
         loaded,
         _fingerprint(table.rows, splits, used),
