@@ -73,8 +73,8 @@ class Client:
                 "The API key has characters that no key of a server has.",
                 hint="the key as it was given",
             )
-        base = address.copy_with(path=address.path.rstrip("/").removesuffix("/v1"))
-        self._session = http.Session(base, SECONDS)
+        path = address.path.rstrip("/").removesuffix("/v1")
+        self._session = http.Session(address, path, SECONDS)
         self._key, self._url = key, url
         about = self._ask("GET", "/ready", None, fingerprint)
         try:

@@ -91,9 +91,11 @@ def server_url(text: str) -> httpx2.URL | None:
 class Session:
     """Requests to one server over a kept connection. Threads need one each."""
 
-    def __init__(self, url: httpx2.URL, timeout_seconds: float) -> None:
+    def __init__(self, url: httpx2.URL, path: str, timeout_seconds: float) -> None:
+        """Put `path` before the paths of requests. Leave out a query and a password in `url`."""
+        base_url = httpx2.URL(scheme=url.scheme, host=url.host, port=url.port, path=path)
         self._client = httpx2.Client(
-            base_url=url,
+            base_url=base_url,
             verify=tls_context(),
             timeout=timeout_seconds,
             trust_env=False,

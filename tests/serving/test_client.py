@@ -152,6 +152,8 @@ def test_a_key_that_cannot_be_sent_is_not_printed(served: Serving, key: str) -> 
 def test_keys_and_addresses_as_people_write_them(trained: Path) -> None:
     with serving(trained, key="right") as closed:
         assert len(lapclip.connect(closed.url, key="right\n").encode_text(["a cat"])) == 1
+        for url in (f"{closed.url}/v1/?token=a#part", closed.url.replace("//", "//name:word@")):
+            assert len(lapclip.connect(url, key="right").encode_text(["a cat"])) == 1
     for url in ("http://h:abc", "http://[h", "h:80", "ftp://h"):
         with pytest.raises(ConfigError):
             lapclip.connect(url)
