@@ -40,11 +40,12 @@ def test_short_epochs_are_not_all_evaluated_within_minutes(here: Path) -> None:
     assert asked.config.train.evaluate_every_epochs == 1
 
 
-def test_minutes_that_are_too_few_are_said() -> None:
+def test_minutes_that_are_too_few_or_stand_beside_epochs_are_said() -> None:
     settings = [*SMALL, "train.steps=0", "train.epochs=3"]
     setup = set_up("first-run", settings, 0.0001)
     assert setup.config.train.steps == 1
-    (few,) = setup.notes
+    few, epochs = setup.notes
+    assert epochs == "train.epochs is not used: the run is to take 0.0001 minutes"
     assert few.startswith("0.0001 minutes are enough for 1 step; ")
     least = max(
         2 * setup.plan.steps_per_epoch, run_setup.LEAST_STEPS

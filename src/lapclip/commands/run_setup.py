@@ -141,7 +141,11 @@ def read_request(
         check_towers(settled.recipe)
     layers = [read_recipe(settled.recipe), flags, asked]
     config = build_config(layers, SHAPES)
-    request = Request(settled.recipe, layers, config, settled.notes, settled.take_table())
+    notes = list(settled.notes)
+    if config.train.minutes and "epochs" in asked.values.get("train", {}):
+        minutes_text = counted(config.train.minutes, "minute")
+        notes.append(f"train.epochs is not used: the run is to take {minutes_text}")
+    request = Request(settled.recipe, layers, config, notes, settled.take_table())
     check_teacher(settled.recipe, layers, config)
     return request
 
