@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -237,6 +238,11 @@ def test_given_data_stays_as_long_as_a_run_may_need_it(disk: Path, empty_cache: 
         remove(select(listed, [], None, caches=True))[0] == []
     )  # it began while a person was asked
     begun.pulse.unlink()
+    wanted = json.dumps(str(disk / "runs/.data/other"))
+    request = TrainRequest("first-run", (f"data.source={wanted}",))
+    begun.request.write_text(json.dumps(dataclasses.asdict(request)))
+    assert removable() == []  # `lapclip resume` would start it
+    begun.request.write_text(json.dumps(dataclasses.asdict(TrainRequest("first-run"))))
     assert [item.path.name for item in remove(select(listed, [], None, caches=True))[0]] == [
         "other"
     ]

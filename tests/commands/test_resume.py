@@ -17,11 +17,13 @@ from safetensors.torch import load_file
 import lapclip
 from lapclip import paths
 from lapclip.cli import interrupts
+from lapclip.cli.resume import resume as resume_command
 from lapclip.commands import run_setup
 from lapclip.commands.resume import resume, set_up_again
 from lapclip.errors import CheckpointError, RunError
 from lapclip.machine import choose_device
 from lapclip.machine.desktop import Signals
+from lapclip.machine.ranks import ALONE
 from lapclip.runs.folder import find_run
 from lapclip.training import checkpoint
 from lapclip.training.loop import Training
@@ -315,6 +317,35 @@ def test_other_data_than_the_run_began_with_is_refused(here: Path) -> None:
     )
     with pytest.raises(RunError, match="The data is not what"):
         resume("run")
+
+
+def test_moved_data_is_told_to_all_who_go_on_with_a_run(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_small(callbacks=run_setup.Callbacks([_stop_at_once]))
+    moved = str(here / "photos")
+    sources: list[str | None] = []
+
+    def gather_again(run, saved, progress):
+        sources.append(saved["data"]["source"])
+        raise RunError("enough")
+
+    monkeypatch.setattr("lapclip.commands.join.gather_again", gather_again)
+    with pytest.raises(RunError, match="enough"):
+        resume_command("run", data="photos", machines=2)
+    assert sources == [moved]
+
+    def take_part(begin, callbacks, data):
+        sources.append(data)  # of a job that was started again
+        begin(ALONE)
+
+    monkeypatch.setattr("lapclip.machine.ranks.under_torchrun", lambda: True)
+    monkeypatch.setattr("lapclip.commands.resume.take_part", take_part)
+    monkeypatch.setattr(
+        "lapclip.commands.resume.resume", lambda *_, data, **__: sources.append(data)
+    )
+    assert resume_command("run", data="photos") == 0
+    assert sources[1:] == ["photos", "photos"]
 
 
 def _stop_at_once(event) -> None:

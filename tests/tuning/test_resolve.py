@@ -80,6 +80,12 @@ def test_a_damaged_cache_is_ignored_with_a_warning(
     assert resolve.recall(CONFIG, batch_of()) is not None
 
 
+def test_a_form_that_is_not_here_any_more_is_tuned_again(tuning: Tuning) -> None:
+    setting = dataclasses.replace(tuning.setting, device="cpu", linear="triton")
+    resolve.remember(CONFIG, batch_of(), dataclasses.replace(tuning, setting=setting), 5.0)
+    assert resolve.recall(CONFIG, batch_of()) is None
+
+
 def test_a_page_with_other_fields_is_ignored(tuning: Tuning) -> None:
     resolve.remember(CONFIG, batch_of(), tuning, 5.0)
     pages = json.loads(resolve.MEMORY.file.path.read_text())

@@ -19,7 +19,7 @@ MAX_SHOWN = 8  # items of a kind
 TITLES = {
     "run": "runs",
     "cache": "caches, made or fetched again when needed",
-    "data": "data given by Python code; it stays while a run here was trained on it",
+    "data": "data given by Python code; it stays while a run here learns from it",
     "index": "search indexes; lapclip search FOLDER --forget removes one",
 }
 

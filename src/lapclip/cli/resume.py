@@ -82,14 +82,16 @@ def resume(
         from lapclip.commands.join import host, offer_again
 
         with display() as shown:
-            offer = offer_again(run, shown.data_progress)
+            offer = offer_again(run, shown.data_progress, data)
         return host(offer, machines, address, own_arguments(), run, TogetherDisplay())
     with display() as shown:
         # In the background log.txt has the run's lines already.
         listeners = [] if detached else [shown]
         callbacks = Callbacks(listeners, shown.data_progress, shown.tuning_progress)
         if under_torchrun():
-            outcome = take_part(lambda ranks: resume_run(run, callbacks, ranks=ranks), callbacks)
+            outcome = take_part(
+                lambda ranks: resume_run(run, callbacks, ranks=ranks, data=data), callbacks, data
+            )
         else:
             outcome = resume_run(run, callbacks, detached=detached, data=data)
     return (

@@ -17,9 +17,10 @@ from typing import Any
 import psutil
 
 from lapclip import paths
+from lapclip.config import parse_settings
 from lapclip.errors import LapclipError, RunError, nearest
 from lapclip.paths import cache_folder, data_folder
-from lapclip.runs.folder import GIVEN, RUNS, Run, all_runs, given_name
+from lapclip.runs.folder import GIVEN, RUNS, Run, TrainRequest, all_runs, given_name
 from lapclip.runs.heartbeat import runs_in_use
 from lapclip.searching.indexes import what_is_indexed
 from lapclip.suggest import command
@@ -91,6 +92,8 @@ def select(
 
 def remove(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
     """Remove items. Return those that are gone, and those that could not be removed."""
+    if not items:
+        return [], []
     removed, failed = [], []
     current = {item.path: item for item in list_items()}  # a person was asked in between
     for item in items:
@@ -135,19 +138,30 @@ def _runs() -> Iterator[Item]:
 
 
 def _data() -> Iterator[Item]:
-    """List data that Python code gave. What a run was trained on stays, and all while a run begins."""
+    """List data that Python code gave. What a run learns from stays, and all while a run begins."""
     if RUNS.is_symlink() or GIVEN.is_symlink():
         return
     yield from _leftovers(GIVEN)
     runs = all_runs()
-    used_by = {given_name(run.data_source() or ""): run.name for run in runs}
+    used_by = {given_name(_data_source(run)): run.name for run in runs}
     is_starting = any(run.state == "starting" for run in runs)
     for path in GIVEN.glob("[!.]*"):
         if path.is_dir() and not path.is_symlink():
             kept = "a run begins here, perhaps with it" if is_starting else ""
             if path.name in used_by:
-                kept = f"{used_by[path.name]} was trained on it"
+                kept = f"{used_by[path.name]} learns from it"
             yield _item(DATA, path, "data given by Python code", kept)
+
+
+def _data_source(run: Run) -> str:
+    """Return what a run learns from, or was asked to if it never began: `resume` may start it."""
+    if run.settings.exists():
+        return run.data_source() or ""
+    try:
+        requested = parse_settings(list(TrainRequest.read(run.request).settings)).values
+    except LapclipError:
+        return ""
+    return str(requested.get("data", {}).get("source", ""))
 
 
 def _caches() -> Iterator[Item]:

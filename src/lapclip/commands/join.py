@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from lapclip import __version__
-from lapclip.commands.resume import gather_again
+from lapclip.commands.resume import gather_again, move_data
 from lapclip.commands.run_setup import fit_ranks, gather, read_request
 from lapclip.config import SECTIONS, Config, Layer, build_config
 from lapclip.data.dataset import DataSet
@@ -127,15 +127,17 @@ def offer_new(
     return Offer(made.config, made.data)
 
 
-def offer_again(name: str | None, data: DataProgress) -> Offer:
-    """A run that goes on."""
+def offer_again(name: str | None, progress: DataProgress, moved_data: str | None = None) -> Offer:
+    """Offer a run that goes on. `moved_data` is where its data lies now, if it was moved."""
     run = find_run(name)
     saved = run.read_settings()
+    if moved_data is not None:
+        move_data(saved, moved_data)
     if run.state in ("running", "finished"):
         raise RunError(
             f"{run.path} is {run.state}; there is nothing to resume.", hint="lapclip runs"
         )
-    made = gather_again(run, saved, data)
+    made = gather_again(run, saved, progress)
     return Offer(
         made.config,
         made.data,

@@ -86,10 +86,11 @@ from lapclip.tuning.resolve import is_partly_frozen, refuse_what_cannot_fit
 
 
 def take_part(
-    begin: Callable[[Ranks], Outcome], callbacks: Callbacks = Callbacks()
+    begin: Callable[[Ranks], Outcome], callbacks: Callbacks = Callbacks(), data: str | None = None
 ) -> Outcome | None:
     """Under torchrun: begin on the rank that writes, and follow it on the others. Where this job has begun already and
-    was started again, go on with its run. None for ranks that follow, and where the run is over."""
+    was started again, go on with its run. None for ranks that follow, and where the run is over. `data` is where the
+    data of the run lies now, if it was moved."""
     run = run_of_job(job(), job_agent())
     with join(holds_run=run is not None, writer=writer_invited()) as ranks:
         check_place(ranks)
@@ -108,7 +109,7 @@ def take_part(
         # What the same agent starts again was asked to stop where someone asked for it meanwhile.
         beat = read_beat(run.job)
         again = beat is not None and beat.process == os.getppid() and beat.alive
-        return resume(str(run.path), callbacks, detached=again, ranks=ranks)
+        return resume(str(run.path), callbacks, detached=again, ranks=ranks, data=data)
 
 
 def resume(
@@ -144,8 +145,7 @@ def resume(
         return begin(run, request, callbacks, ranks, detached=detached)
     saved = run.read_settings()
     if data is not None:
-        saved["data"]["source"] = absolute(data)
-        saved["run"].get("asked", {}).get("data", {})["source"] = absolute(data)
+        move_data(saved, data)
     work = build_config([Layer(str(run.settings), {"work": saved.get("work", {})})], SHAPES).work
     with working_on(run), behaving(work):
         if not detached:
@@ -177,6 +177,12 @@ def resume(
             del setup  # so that what a fallback replaces is gone
             share_run(training)
             return run_to_end(training, signals, began, callbacks)
+
+
+def move_data(saved: dict[str, Any], data: str) -> None:
+    """Change where the data lies in the contents of a run.toml, also in what was asked for."""
+    saved.setdefault("data", {})["source"] = absolute(data)
+    mapping(mapping(saved["run"].get("asked")).get("data"))["source"] = absolute(data)
 
 
 UNCHANGEABLE = ("batch_size", "steps", "epochs", "learning_rate", "seed", "loss", "optimizer")

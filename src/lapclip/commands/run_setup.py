@@ -1,6 +1,6 @@
 """What a run is made of, as one complete object: filled for a new run by `set_up`, and by `resume` from a run's folder.
 
-What fails here leaves nothing behind: a new run has no folder yet.
+Nothing here writes to the run's folder: a start that fails leaves its request there, and the reason as an event.
 """
 
 from __future__ import annotations

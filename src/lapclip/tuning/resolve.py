@@ -13,6 +13,7 @@ from typing import Any
 
 from lapclip.config import ALL, AUTO, Config, TrainConfig, replace_in
 from lapclip.data.batches import Batch, BatchPlan, prefetch
+from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import (
     candidates,
     choose_compile,
@@ -254,7 +255,7 @@ def recall(config: Config, batch: Batch, budget_seconds: float = 0.0) -> Tuning 
             return None  # compiling paid for a longer run
         if is_long(steps, step_seconds) and not is_long(tuned_steps, step_seconds):
             return None  # compiling was not tried for a shorter run
-    except (TypeError, KeyError, ValueError):
+    except (ConfigError, TypeError, KeyError, ValueError):
         return None
     return tuning
 
