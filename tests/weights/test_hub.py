@@ -174,3 +174,11 @@ def test_all_of_a_piece_is_written_if_the_disk_takes_parts(tmp_path: Path) -> No
     with ShortPartialFile(tmp_path / "part", 100, None) as file:
         assert file.write(bytes(range(100))) == 100
     assert (tmp_path / "part").read_bytes() == bytes(range(100))
+
+
+def test_a_part_that_is_too_long_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / "part").write_bytes(bytes(101))
+    with _PartialFile(tmp_path / "part", 100, None) as file:
+        assert file.tell() == 0
+        file.write(b"new")
+    assert (tmp_path / "part").read_bytes() == b"new"

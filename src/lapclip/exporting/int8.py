@@ -132,10 +132,7 @@ def _dynamic(graph: Path, step: Step, made: Path) -> None:
         graph,
         made,
         op_types_to_quantize=["MatMul"],
-        # The package makes a product named so of each Gemm before it looks at names.
-        nodes_to_exclude=[
-            f"{node.name}_MatMul" if node.op_type == "Gemm" else node.name for node in spared
-        ],
+        nodes_to_exclude=[node.name for node in spared],
         per_channel=True,
         reduce_range=reduces_range(),
         weight_type=QuantType.QInt8,

@@ -148,6 +148,7 @@ class _PartialFile(io.FileIO):
         self._max_bytes, self._progress = max_bytes, progress
         if self.tell() > max_bytes:
             self.truncate(0)
+            self.seek(0)
 
     def write(self, data: Any, /) -> int:
         end = self.tell() + len(data)

@@ -204,7 +204,7 @@ def fetch(model: PublishedModel, *, yes: bool = False, progress: Progress | None
     for name, known in model.known_files.items():
         path = model.folder / name
         if digest_of_file(path) != known["sha256"]:
-            path.unlink()
+            path.unlink(missing_ok=True)  # another process may have removed it
             raise WeightsError(
                 f"{path} was not what was fetched: its digest is another. It was removed, and nothing of it was used.",
                 hint=f"lapclip models {model.name} --yes, which fetches it again",
