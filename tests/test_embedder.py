@@ -15,7 +15,8 @@ from lapclip.data.dataset import Pairs
 from lapclip.data.pixels import mean_and_std
 from lapclip.data.scenes import ALPHABET
 from lapclip.data.tokenizers import CharacterTokenizer
-from lapclip.embedder import Embedder
+from lapclip.embedder import Embedder, naming_device_flag
+from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
@@ -226,6 +227,17 @@ def test_a_model_moves_to_a_device_or_says_that_it_is_not_here(embedder: Embedde
     np.testing.assert_array_equal(embedder.to("cpu").encode_text("a cat"), before)
     with pytest.raises(lapclip.LapclipError, match="not here"):
         embedder.to("abacus")
+
+
+def test_only_errors_about_the_device_name_its_flag() -> None:
+    for message, hint, shown in (
+        ("train.device cuda is not here", "--set", "--device auto"),
+        ("minilm-l6 is not installed", "pip install", "pip install"),
+    ):
+        with pytest.raises(ConfigError) as error, naming_device_flag():
+            raise ConfigError(message, hint=hint)
+        assert error.value.message == message.replace("train.device", "--device")
+        assert error.value.hint == shown
 
 
 def test_a_model_shows_what_it_is(trained: Path) -> None:

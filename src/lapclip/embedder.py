@@ -514,6 +514,8 @@ def naming_device_flag() -> Iterator[None]:
         yield
     except ConfigError as error:
         message = error.message.replace("train.device", "--device")
+        if message == error.message:
+            raise
         raise ConfigError(message, hint="--device auto") from None
 
 
