@@ -387,6 +387,14 @@ def test_one_limit_of_pixels_holds_for_every_file(width: int, height: int, refus
         decode(png_that_claims(width, height))
 
 
+def avif_that_claims(width: int, height: int, image: Image.Image) -> bytes:
+    """An AVIF whose header names another size than its frame has."""
+    data = bytearray(saved(image, "AVIF"))
+    at = data.index(b"ispe") + 8
+    data[at : at + 8] = struct.pack(">II", width, height)
+    return bytes(data)
+
+
 def test_large_images_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "LARGE_PIXELS", 300 * 200)
     at_once, counts = [], []
@@ -405,6 +413,7 @@ def test_large_images_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch)
         (saved(smooth(300, 201), "JPEG"), None, 1),
         (saved(smooth(300, 201), "JPEG", progressive=True), 50, 1),  # holds all coefficients
         (saved(smooth(300, 201), "JPEG"), 50, 4),  # decoded at a quarter of its size
+        (avif_that_claims(64, 64, smooth(300, 200)), None, 1),
         (saved(smooth(300, 200), "PNG"), None, 4),
     ]
     for data, short_side, expected in cases:

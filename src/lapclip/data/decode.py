@@ -159,6 +159,8 @@ def decode(
 
 def is_large(header: Header) -> bool:
     """Return whether decoding an image takes so much memory that others should wait."""
+    if header.image.format == "AVIF":  # its frame may be larger than the header says
+        return True
     pixels = header.image.width * header.image.height  # a fraction of the header's, for some JPEGs
     if "progressive" in header.image.info:  # all coefficients are held, whatever the fraction
         pixels = header.width * header.height
