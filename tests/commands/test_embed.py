@@ -119,6 +119,15 @@ def test_a_file_teaches(trained: Path, here: Path, ending: str) -> None:
     np.testing.assert_allclose(text, model.encode_text(captions), atol=1e-5)
 
 
+def test_a_file_that_is_up_to_date_says_what_it_lacks(trained: Path, here: Path) -> None:
+    data = write_photos(here / "photos", ["train"] * 4)
+    (data / "2.png").write_bytes(b"no image")
+    embedded(data, here / "out.npy", trained)
+    again = embedded(data, here / "out.npy", trained)
+    assert again["embedded"] == 0
+    assert "1 image could not be read when it was written" in again["notes"]
+
+
 def test_a_half_replaced_file_does_not_teach(trained: Path, here: Path) -> None:
     """A kill between the files of one writing leaves vectors of two models."""
     data = write_photos(here / "photos", ["train"] * 4)

@@ -35,7 +35,7 @@ from lapclip.progress import DataProgress, Progress, Status
 from lapclip.searching.read_images import Read, in_batches, made_ahead, read_stored
 from lapclip.searching.search_model import CPU_BATCH
 from lapclip.searching.update_index import AHEAD
-from lapclip.text import size
+from lapclip.text import counted, size
 from lapclip.which_model import WhichModel, newest_on_photos, that_made_an_index, which_model
 
 SAVED_EVERY = 1.0
@@ -136,6 +136,9 @@ def embed(request: EmbedOptions, callbacks: Callbacks = Callbacks()) -> dict[str
             notes.append(
                 f"{request.out} is up to date: the same images, embedded with the same model"
             )
+            if finished.get("unreadable"):
+                images = counted(finished["unreadable"], "image")
+                notes.append(f"{images} could not be read when it was written")
             unreadable = []
         else:
             notes += _begin(saved, about)
