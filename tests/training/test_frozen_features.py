@@ -340,6 +340,17 @@ def test_a_start_that_holds_no_model_is_refused(here: Path) -> None:
     assert Run(Path("runs/next")).never_began
 
 
+def test_a_rate_that_breaks_pretrained_weights_is_warned_about(here: Path, trained: Path) -> None:
+    train_small(
+        "fast", *COMMON, f"train.start={trained}", "train.learning_rate=1e-3", "train.steps=2"
+    )
+    assert "far above what pretrained weights stand" in notes("fast")
+    train_small(
+        "slow", *COMMON, f"train.start={trained}", "train.learning_rate=1e-5", "train.steps=2"
+    )
+    assert "far above" not in notes("slow")
+
+
 def test_a_recipe_spares_weights_that_stand_less_than_pretrained_towers(
     here: Path, trained: Path
 ) -> None:

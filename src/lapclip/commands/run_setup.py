@@ -300,6 +300,25 @@ def longest_caption(
     )
 
 
+def rate_warnings(config: Config, initial: InitialWeights | None) -> list[str]:
+    """Warn about a learning rate that is known to destroy pretrained weights."""
+    train = config.train
+    is_locked = train.image_blocks == 0 and train.text_blocks == 0
+    if initial is None or is_locked:
+        return []
+    tower_rate = train.learning_rate * train.tower_share
+    highest = highest_rate(config)
+    if tower_rate <= highest:
+        return []
+    safe_rate = highest / 5
+    safe_share = safe_rate / train.learning_rate
+    return [
+        f"the towers' learning rate, {tower_rate:g}, is far above what pretrained weights stand "
+        f"(about {safe_rate:g}): they may forget what they know; "
+        f"--set train.tower_share={safe_share:.2g}"
+    ]
+
+
 def seen_before_warnings(config: Config, data: DataSet) -> list[str]:
     """Held-out images that the model to start from has learnt from: they are no test, and no score would show it."""
     found = {
@@ -491,7 +510,7 @@ def gather(request: Request, progress: DataProgress | None, ranks: Ranks = ALONE
             config, request.layers
         )  # a new text tower is as large as its vocabulary
     config, why_steps = count_steps(config, data, tokenizer)
-    warnings = seen_before_warnings(config, data)
+    warnings = [*rate_warnings(config, initial), *seen_before_warnings(config, data)]
     return Ingredients(
         recipe=request.recipe,
         asked=request.given,
