@@ -113,6 +113,14 @@ def test_what_was_used_lately_stays(disk: Path, empty_cache: Path) -> None:
     assert removed_names(cleaned("mine", "--older-than", "30", "--yes")) == []
 
 
+@pytest.mark.parametrize("days", ["-1", "nan", "inf"])
+def test_an_age_that_is_none_removes_nothing(disk: Path, days: str) -> None:
+    done = lapclip("clean", "--older-than", days, "--yes")
+    assert done.returncode == 2
+    assert "--older-than" in done.stderr
+    assert sorted(path.name for path in (disk / "runs").iterdir()) == ["died", "mine"]
+
+
 def test_what_is_in_use_or_not_ours_stays(disk: Path, empty_cache: Path) -> None:
     outside = fill(disk / "outside" / "precious.bin")
     for link in (empty_cache / "packed-9", disk / "runs" / "linked", disk / "data/search/linked"):

@@ -53,8 +53,8 @@ def embed(
     model
         A run's name or folder, a folder or file with a model, an exported folder, a published one by its name
         (`lapclip models` lists them), or hf:org/name on the Hugging Face hub. Without one: the model that made the
-        file that is there, because vectors of two models cannot be compared; else the finished run with the best
-        held-out recall on images, as `lapclip search` takes it. Example: lapclip embed photos/ --model
+        file that is there, because vectors of two models cannot be compared; else the newest finished run that
+        learned from images, as `lapclip search` takes it. Example: lapclip embed photos/ --model
         vit-b-32-laion2b --out photos.parquet
     split
         Only images of this split, where the data itself names splits. Example: lapclip embed captions.csv --split test

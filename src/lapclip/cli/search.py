@@ -86,7 +86,7 @@ def search(
     model
         A run's name or folder, a folder or file with a model, a published one by its name (`lapclip models` lists
         them), or hf:org/name on the Hugging Face hub. Without one: the model that made the index of this folder, of
-        several the one used last; else the finished run with the best held-out recall on images. Example: lapclip
+        several the one used last; else the newest finished run that learned from images. Example: lapclip
         search photos/ "a dog" --model vit-b-32-laion2b
     device
         Where to compute: auto, cpu, cuda, mps, xpu. Example: lapclip search photos/ "a dog" --device cpu

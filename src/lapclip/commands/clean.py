@@ -6,6 +6,7 @@ follows a link, and never removes what a process uses.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ import psutil
 
 from lapclip import paths
 from lapclip.config import parse_settings
-from lapclip.errors import LapclipError, RunError, nearest
+from lapclip.errors import ConfigError, LapclipError, RunError, nearest
 from lapclip.paths import cache_folder, data_folder
 from lapclip.runs.folder import GIVEN, RUNS, Run, TrainRequest, all_runs, given_name
 from lapclip.runs.heartbeat import runs_in_use
@@ -71,6 +72,11 @@ def select(
     items: Sequence[Item], runs: Sequence[str], older_than: float | None, caches: bool
 ) -> list[Item]:
     """Return what to remove: the named runs, all old runs if only an age is given, and caches."""
+    if older_than is not None and not 0 <= older_than < math.inf:
+        raise ConfigError(
+            f"--older-than must be a number of days from 0, not {older_than:g}.",
+            hint="lapclip clean --older-than 30",
+        )
     known = {item.path.name: item for item in items if item.kind == RUN}
     for name in runs:
         if name not in known:

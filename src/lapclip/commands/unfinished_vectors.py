@@ -132,6 +132,8 @@ class UnfinishedVectors:
         ):
             about = parse_json(file.readline().decode())
             row_bytes = KIND.itemsize * int(about["dimension"])
+            if row_bytes <= 0:
+                raise ValueError("a damaged journal")
             room = {name: path.stat().st_size // row_bytes for name, path in self._vectors.items()}
             self.about, good = about, file.tell()
             with suppress(ValueError, KeyError, TypeError):
@@ -139,7 +141,7 @@ class UnfinishedVectors:
                     said = parse_json(line.decode()) if line.endswith(b"\n") else {}
                     counts = {name: int(said[name]) for name in self.counts}
                     unreadable = [(int(row), str(why)) for row, why in said["unreadable"]]
-                    if any(counts[name] > room[name] for name in counts):
+                    if any(not 0 <= counts[name] <= room[name] for name in counts):
                         break
                     self.rows, self.counts = int(said["rows"]), counts
                     self.unreadable += unreadable
