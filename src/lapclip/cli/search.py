@@ -145,7 +145,7 @@ def search(
                 folder, model, shown.counting("indexing"), device=device, waiting=shown.waiting
             )
         except NoModel as error:
-            words = [folder]
+            words: list[object] = [folder]
             if query is not None:
                 words.append(query)
             again = typed(command("search", *words, "--model"))
