@@ -106,7 +106,7 @@ class UnfinishedVectors:
         )
 
     def vectors(self, name: str) -> np.ndarray:
-        """All vectors of images or of captions, memory-mapped."""
+        """Map the vectors of all images or captions so far into memory."""
         assert self.about is not None
         shape = (self.counts[name], self.about["dimension"])
         if not shape[0]:  # an empty file cannot be mapped

@@ -175,7 +175,7 @@ class Guard:
 
 
 def let_in(door: Door, headers: Headers) -> Response:
-    """The token moves from the address into a cookie that no script can read."""
+    """Move the token from the address into a cookie that no script can read."""
     if followed_a_link(headers):
         # After a redirect the browser would count the request as the other site's, and withhold the cookie.
         # With an icon, or the browser would ask for favicon.ico.
@@ -288,12 +288,15 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     def _make_room(self) -> None:
-        there = [
-            each for each in self.connections if isinstance(each, Connection) and not each.is_gone
-        ]
-        idle = [each for each in there if not each.asking]
-        if len(there) > self.most and idle:
-            min(idle, key=lambda each: each._idle_since).transport.abort()
+        """Close the connection that has been idle longest if there are too many."""
+        open_connections = []
+        for connection in self.connections:
+            if isinstance(connection, Connection) and not connection.is_gone:
+                open_connections.append(connection)
+        idle = [connection for connection in open_connections if not connection.asking]
+        if len(open_connections) > self.most and idle:
+            longest_idle = min(idle, key=lambda connection: connection._idle_since)
+            longest_idle.transport.abort()
 
     def _let_slow_readers_go(self) -> None:
         """Where too much waits to be read; whose answer has just come is not among them."""
