@@ -30,7 +30,7 @@ from lapclip.machine.choose_device import choose_device
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import named_shape
 from lapclip.training.checkpoint import save_model
-from lapclip.training.optimizer import learning_rate
+from lapclip.training.schedule import learning_rate
 
 __all__ = [
     "CLIP",

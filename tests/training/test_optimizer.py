@@ -10,13 +10,8 @@ from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
-from lapclip.training.optimizer import (
-    Muon,
-    image_side,
-    learning_rate,
-    make_optimizer,
-    orthogonal,
-)
+from lapclip.training.optimizer import Muon, make_optimizer, orthogonal
+from lapclip.training.schedule import image_side, learning_rate
 from lapclip.training.step import TrainStep
 
 

@@ -36,8 +36,8 @@ from lapclip.training.feed import feed
 from lapclip.training.frozen_features import CachedFeatures
 from lapclip.training.initial_weights import InitialWeights
 from lapclip.training.inputs import Sent
-from lapclip.training.optimizer import cheap_steps, learning_rate
 from lapclip.training.probes import ProbeCaptions
+from lapclip.training.schedule import cheap_steps, learning_rate
 from lapclip.training.shards import own_batches, own_shards
 from lapclip.training.step import StepMetrics, TrainStep
 

@@ -1,8 +1,4 @@
-"""AdamW, and which weights it decays, each with its share of the learning rate; Muon for the matrices of blocks; and
-what changes over a run: the learning rate, and the size of what a step sees.
-
-The latter are functions of the step alone, so that a resumed run goes on as it would have. Steps count from 1.
-"""
+"""AdamW with weight decay and a share of the learning rate for each group, and Muon for the matrices of blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapclip.config import ModelConfig, TrainConfig
+from lapclip.config import TrainConfig
 from lapclip.machine.adamw import AdamW
 from lapclip.machine.device import Device
 from lapclip.model.clip import CLIP
@@ -26,26 +22,6 @@ MATRIX_DECAY = 0.1
 ITERATIONS = 5
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients of a polynomial that brings singular values between 0 and 1 near 1 in five iterations."""
-
-
-def learning_rate(step: int, steps: int, config: TrainConfig) -> float:
-    """Rises linearly over the warm-up, then falls along a cosine to zero after the last step."""
-    warmup = round(config.warmup * steps)
-    if step <= warmup:
-        return config.learning_rate * step / warmup
-    progress = (step - 1 - warmup) / max(1, steps - warmup)
-    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def cheap_steps(steps: int, config: TrainConfig) -> int:
-    """Return how many steps the first part of the run has, whose images are smaller."""
-    return round(config.cheap_share * steps) if config.cheap_size else 0
-
-
-def image_side(step: int, config: TrainConfig, model: ModelConfig) -> int:
-    """Return the side of the images that the model sees at a step, in pixels."""
-    is_cheap = step <= cheap_steps(config.steps, config)
-    return config.cheap_size if is_cheap else model.image_size
 
 
 def make_optimizer(model: CLIP, config: TrainConfig, device: Device) -> torch.optim.AdamW:

@@ -38,8 +38,9 @@ from lapclip.model.pretrained_towers import PretrainedTower
 from lapclip.seeding import generator
 from lapclip.training.head_dropout import HeadDropout
 from lapclip.training.inputs import Inputs, Sent
-from lapclip.training.optimizer import apply_gradients, image_side
+from lapclip.training.optimizer import apply_gradients
 from lapclip.training.precision import LossScale, RoundedCopy
+from lapclip.training.schedule import image_side
 from lapclip.training.sharded_update import take_by_shards
 
 TEXT_CHUNKS, LEAST_CHUNK = 4, 16
