@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,17 @@ from PIL import Image
 
 import lapclip as package
 from lapclip.commands.evaluate import evaluate
-from lapclip.commands.evaluation_data import EvaluationRequest
+from lapclip.commands.evaluation_data import ChosenData, EvaluationRequest
 from lapclip.commands.train import Outcome, train
 from lapclip.embedder import load_torch
 from lapclip.errors import LapclipError
 from lapclip.evaluation import RANKS, WAYS
 from lapclip.runs.events import read_events
+from lapclip.training.checkpoint import save_model
 
 from ..conftest import SMALL, lapclip
 from ..small_runs import write_classes, write_photos
+from ..weights.made import SHAPE, embedder
 
 START = "runs/mine/start"
 SPLITS = ["train"] * 24 + ["val"] * 20 + ["test"] * 20
@@ -148,6 +151,9 @@ def test_the_blend_that_is_best_on_val_is_written_and_scored(
         expected = (1 - blend["share"]) * first[name] + blend["share"] * last[name]
         np.testing.assert_allclose(tensor, expected, atol=1e-6)
     assert str(mine.relative_to(Path.cwd()) / "blended") in before["summary"]
+    warning = "the same pairs chose the blend"
+    assert warning not in before["summary"]
+    assert warning in compare(blend=True, split="val")["before"]["summary"]
 
 
 def test_checks_are_classes_or_captions(mine: Path) -> None:
@@ -175,20 +181,10 @@ def test_check_images_that_the_run_learned_from_are_counted(
     assert "The model learned from 24 of these" in before["summary"]
 
 
-def test_another_kind_of_model_is_compared_and_not_blended(mine: Path, wider: Path) -> None:
-    before = evaluate(EvaluationRequest("mine", device="cpu", before=str(wider)))["before"]
+def test_a_model_that_sees_images_at_another_size_is_compared(mine: Path) -> None:
+    save_model(embedder(replace(SHAPE, image_size=48)), Path("wide"))
+    before = evaluate(EvaluationRequest("mine", device="cpu", before="wide"))["before"]
     assert before["changes"][0]["images"] == 20
-    with pytest.raises(LapclipError, match="The models cannot be blended: "):
-        evaluate(EvaluationRequest("mine", device="cpu", before=str(wider), blend=True))
-    assert not (mine / "blended").exists()
-
-
-@pytest.fixture
-def wider(here: Path) -> Path:
-    """A model that sees images at another size."""
-    settings = [setting for setting in SMALL if not setting.startswith("model.image_size")]
-    train("first-run", [*settings, "model.image_size=48", "train.steps=2"], name="wider")
-    return Path("runs/wider")
 
 
 @pytest.mark.parametrize(
@@ -198,19 +194,22 @@ def wider(here: Path) -> Path:
         ({"blend": True}, "--blend needs a model to compare with"),
         ({"before": "yours"}, "No run called yours"),
         ({"before": START, "check": ("nowhere",)}, "There is no nowhere"),
+        ({"before": START, "check": ("photos",)}, "is what the run learned from"),
+        ({"before": START, "blend": True, "data": "other"}, "The data has no split val"),
+        ({"before": START, "blend": True, "model": START}, "is not a run"),
+        ({"before": "wide", "blend": True}, "The models cannot be blended: "),
     ],
 )
-def test_requests_that_cannot_be_met_are_refused(
-    mine: Path, options: dict[str, Any], words: str
+def test_requests_that_cannot_be_met_are_refused_before_anything_is_scored(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], words: str
 ) -> None:
+    monkeypatch.setattr(ChosenData, "encode", None)
+    write_photos(Path("other"), ["test"] * 4)
+    save_model(embedder(replace(SHAPE, image_size=48)), Path("wide"))
     with pytest.raises(LapclipError, match=words):
-        evaluate(EvaluationRequest("mine", device="cpu", **options))
+        evaluate(EvaluationRequest(**{"model": "mine", "device": "cpu"} | options))
     assert not (mine / "evaluation").exists()
-
-
-def test_the_data_of_the_run_is_no_check(mine: Path) -> None:
-    with pytest.raises(LapclipError, match="is what the run learned from"):
-        compare(check=("photos",))
+    assert not (mine / "blended").exists()
 
 
 def test_the_command_prints_a_paragraph_and_python_returns_the_same(mine: Path) -> None:

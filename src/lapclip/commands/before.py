@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.commands.evaluation_data import (
+    ALL,
     ChosenData,
     EvaluationRequest,
     choose_data,
@@ -18,7 +19,7 @@ from lapclip.commands.evaluation_data import (
 from lapclip.data.pixels import View
 from lapclip.data.sources import absolute, find_source
 from lapclip.embedder import Encoder, load, load_torch
-from lapclip.errors import DataError, RunError
+from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.evaluation.blend import SHARES, Blend
 from lapclip.evaluation.mean_score import MeanScore
 from lapclip.progress import DataProgress, Progress
@@ -94,51 +95,112 @@ class Comparison:
                 f"The best blend on val is {self.blend.share:.0%} of the way from before to after: "
                 f"{', '.join(scores)}. It is in {self.blend.folder}."
             )
+            if self.changes[0].split in ("val", ALL):
+                sentences.append("The first score is too good: the same pairs chose the blend.")
         return " ".join(sentences)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"summary": self.to_text()}
 
 
-def compare_before(
+@dataclass(frozen=True)
+class PreparedComparison:
+    """Both models and all data of a comparison, opened and checked before anything is scored."""
+
+    model: WhichModel
+    which_before: WhichModel
+    before: Encoder
+    sets: Sequence[ChosenData]
+    """The evaluated data first, then the check data."""
+    blend: Blend | None
+    validation: ChosenData | None
+    """Pairs that choose the blend. None without a blend."""
+
+    def run(
+        self, embedder: Encoder, after: MeanScore, progress: Progress | None = None
+    ) -> Comparison:
+        """Score the model before on all data, and `embedder`, the model after, on the check data.
+
+        `after` is the score of the model after on the evaluated data.
+        """
+        afters = [after]
+        for check in self.sets[1:]:
+            afters.append(check.mean_score(embedder, progress))
+        befores = [each.mean_score(self.before, progress) for each in self.sets]
+        changes = []
+        for each, old, new in zip(self.sets, befores, afters, strict=True):
+            changes.append(
+                Change(
+                    data=each.config.source,
+                    split=each.opened.split,
+                    images=len(each.opened.pairs),
+                    trained_on=count_trained_on(self.model, each.opened),
+                    measure=new.measure,
+                    chance=new.chance,
+                    before=old.value,
+                    after=new.value,
+                    change_interval=new.change_interval(old),
+                )
+            )
+        choice = None
+        if self.blend is not None and self.validation is not None:
+            choice = self.save_best_blend(self.blend, self.validation, progress)
+            for index, each in enumerate(self.sets):
+                blended = each.mean_score(self.blend.embedder, progress).value
+                changes[index] = replace(changes[index], blended=blended)
+        return Comparison(str(self.which_before.path), befores[0].recalls, changes, choice)
+
+    def save_best_blend(
+        self, blend: Blend, validation: ChosenData, progress: Progress | None
+    ) -> BlendChoice:
+        """Save the blend with the best score on the val split."""
+        assert self.model.run is not None
+        scores = []
+        for share in SHARES:
+            blend.mix(share)
+            scores.append((share, validation.mean_score(blend.embedder, progress).value))
+        best, _ = max(scores, key=lambda entry: entry[1])
+        blend.mix(best)
+        save_model(blend.embedder, self.model.run.blended)
+        return BlendChoice(best, str(self.model.run.blended), scores)
+
+
+def find_before(request: EvaluationRequest, model: WhichModel) -> WhichModel | None:
+    """Return the model to compare with, if there is one. Refuse options that need another one."""
+    if request.before is None:
+        if request.check or request.blend:
+            flag = "--blend" if request.blend else "--check"
+            raise ConfigError(f"{flag} needs a model to compare with.", hint="--before MODEL")
+        return None
+    if request.blend:
+        if model.run is None:
+            raise RunError(f"{model.path} is not a run.", hint="--blend needs a run to write to")
+        model.run.check_links()
+    return which_model(request.before)
+
+
+def prepare_comparison(
     request: EvaluationRequest,
     model: WhichModel,
-    embedder: Encoder,
+    which_before: WhichModel,
     data: ChosenData,
-    after: MeanScore,
     data_progress: DataProgress | None,
-    progress: Progress | None,
-) -> Comparison:
-    """Score the model before on the same data, and both models on the checks. Blend if requested."""
-    which = which_model(request.before)
-    before = load(which.path, request.device)
-    checks = [open_check(model, source, embedder.view, data_progress) for source in request.check]
-    sets = [data, *checks]
-    afters = [after]
-    for check in checks:
-        afters.append(check.mean_score(embedder, progress))
-    befores = [each.mean_score(before, progress) for each in sets]
-    changes = []
-    for each, old, new in zip(sets, befores, afters, strict=True):
-        changes.append(
-            Change(
-                data=each.config.source,
-                split=each.opened.split,
-                images=len(each.opened.pairs),
-                trained_on=count_trained_on(model, each.opened),
-                measure=new.measure,
-                chance=new.chance,
-                before=old.value,
-                after=new.value,
-                change_interval=new.change_interval(old),
-            )
-        )
-    choice = None
-    if request.blend:
-        choice, blended = blend_models(request, model, which, sets, data_progress, progress)
-        for at, value in enumerate(blended):
-            changes[at] = replace(changes[at], blended=value)
-    return Comparison(str(which.path), befores[0].recalls, changes, choice)
+) -> PreparedComparison:
+    """Open the model before and the check data. For a blend, open the val split, too."""
+    blend = None
+    validation = None
+    if not request.blend:
+        before = load(which_before.path, request.device)
+    else:
+        before = load_torch(which_before.path, request.device)
+        blend = Blend(before, load_torch(model.path, request.device))
+        try:
+            validation = data.with_split("val", data_progress)
+        except DataError as error:
+            hint = "leave out --blend, which needs val"
+            raise DataError(error.message, hint=hint) from None
+    checks = [open_check(model, source, data.view, data_progress) for source in request.check]
+    return PreparedComparison(model, which_before, before, [data, *checks], blend, validation)
 
 
 def open_check(
@@ -153,31 +215,3 @@ def open_check(
     opened = open_data(config, view, None, None, progress)
     templates = choose_templates(config, own=False)
     return ChosenData(config, view, templates, opened, None, None)
-
-
-def blend_models(
-    request: EvaluationRequest,
-    model: WhichModel,
-    before: WhichModel,
-    sets: Sequence[ChosenData],
-    data_progress: DataProgress | None,
-    progress: Progress | None,
-) -> tuple[BlendChoice, list[float]]:
-    """Save the blend that is best on the val split. Return it with its score on each data set."""
-    if model.run is None:
-        raise RunError(f"{model.path} is not a run.", hint="--blend needs a run to write to")
-    model.run.check_links()
-    try:
-        validation = sets[0].with_split("val", data_progress)
-    except DataError as error:
-        raise DataError(error.message, hint="leave out --blend, which needs val") from None
-    blend = Blend(load_torch(before.path, request.device), load_torch(model.path, request.device))
-    scores = []
-    for share in SHARES:
-        blend.mix(share)
-        scores.append((share, validation.mean_score(blend.embedder, progress).value))
-    best, _ = max(scores, key=lambda entry: entry[1])
-    blend.mix(best)
-    save_model(blend.embedder, model.run.blended)
-    values = [each.mean_score(blend.embedder, progress).value for each in sets]
-    return BlendChoice(best, str(model.run.blended), scores), values

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lapclip.commands.before import compare_before
+from lapclip.commands.before import find_before, prepare_comparison
 from lapclip.commands.evaluation_data import (
     ChosenData,
     EvaluationData,
@@ -30,7 +30,7 @@ from lapclip.commands.evaluation_data import (
 from lapclip.data.dataset import Pairs
 from lapclip.data.splits import TRAIN
 from lapclip.embedder import Embedder, Encoder, load, naming_device_flag
-from lapclip.errors import ConfigError, RunError
+from lapclip.errors import RunError
 from lapclip.evaluation import FEW, note_on_chance, note_on_few
 from lapclip.evaluation.calibration import calibrate, save_calibration
 from lapclip.evaluation.evaluation import evaluate_classes, evaluate_pairs
@@ -70,9 +70,7 @@ def _evaluate(
     data_progress: DataProgress | None,
     encoding_progress: Progress | None,
 ) -> dict[str, Any]:
-    if request.before is None and (request.check or request.blend):
-        flag = "--blend" if request.blend else "--check"
-        raise ConfigError(f"{flag} needs a model to compare with.", hint="--before MODEL")
+    which_before = find_before(request, model)
     if request.out:
         check_replaceable(evaluation_paths(request.out))
     elif model.run:
@@ -95,6 +93,9 @@ def _evaluate(
     unseen = trained_on == 0 or (trained_on is None and model.made_by is None)
     held_out = unseen and not opened.changed and opened.split != TRAIN
     data = ChosenData(config, view, templates, opened, fingerprint, seen)
+    comparison = None
+    if which_before is not None:
+        comparison = prepare_comparison(request, model, which_before, data, data_progress)
     vectors = data.encode(embedder, encoding_progress)
     scores = score(embedder, vectors, opened.pairs, opened.classes, batch_size)
     if vectors.image_of_text is None:
@@ -130,12 +131,9 @@ def _evaluate(
     result["notes"] += note_on_chance(result.get("evaluation") or result["zeroshot"])
     if opened.linear_baseline is not None:
         result["linear_baseline"] = opened.linear_baseline
-    if request.before is not None:
+    if comparison is not None:
         after = vectors.mean_score(opened.pairs)
-        compared = compare_before(
-            request, model, embedder, data, after, data_progress, encoding_progress
-        )
-        result["before"] = compared.to_dict()
+        result["before"] = comparison.run(embedder, after, encoding_progress).to_dict()
     name = _plain(opened.split) if own else f"{_slug(config.source)}-{_plain(opened.split)}"
     files: list[Path] = []
     if request.out:
