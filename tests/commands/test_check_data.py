@@ -124,8 +124,8 @@ def test_images_that_show_a_category_alone_are_found(
 ) -> None:
     found = check_data(str(category_data), "first-run", [TINY])
     assert found["how"] == (
-        f"captions.json: JSON list; column `image_id` holds {found['images']} file names: images; "
-        "column `caption`: captions; column `split`: splits"
+        f'captions.json: JSON list; column "image_id" holds {found["images"]} file names: images; '
+        'column "caption": captions; column "split": splits'
     )
     assert found["columns"] == [
         {
@@ -343,6 +343,18 @@ def test_a_note_about_copies_names_few_of_them(tmp_path: Path) -> None:
     assert 0 < copies.count(" = ") <= 3
     assert copies.count(".") <= 2 * 3
     assert all(len(note) < 300 for note in notes)
+
+
+def test_data_without_a_usable_image_suggests_no_training(tmp_path: Path) -> None:
+    images = {f"{number}.jpg": b"this is not an image" for number in range(3)}
+    rows = [(name, name, "train") for name in images]
+    found = check_data(str(write_csv(tmp_path, images, rows)), "first-run", [TINY])
+    names = finding(found, "file_name_captions")
+    assert (names["severity"], names["count"], names["examples"][0]) == ("warning", 3, "0.jpg")
+    assert found["outlook"] == "No image can be used for training."
+    assert summary(found)[-1] == (
+        "Next: mend the data or add images to train on, then check it again"
+    )
 
 
 def test_captions_that_are_numbers_are_found_and_warned_of(here: Path) -> None:

@@ -289,7 +289,7 @@ def image_or_reason(data: bytes, short_side: int | None) -> Decoded | str:
         return error.message
 
 
-@settings(max_examples=examples(1500))
+@settings(max_examples=examples(500))
 @given(
     st.sampled_from(sorted(FORMS)),
     st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=4)), max_size=6),

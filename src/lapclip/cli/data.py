@@ -104,6 +104,8 @@ def next_step(found: dict[str, Any], recipe: str | None, settings: Sequence[str]
     """Return the command that trains on the data, or what to do first."""
     if any(finding["kind"] == UNRELATED for finding in found["findings"]):
         return "mend the table, then check it again"
+    if not found["splits"].get("train"):
+        return "mend the data or add images to train on, then check it again"
     words = ["train"]
     if found["source"] != DataConfig().source:
         words.append(found["source"])

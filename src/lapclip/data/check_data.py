@@ -25,6 +25,7 @@ from lapclip.data.copies import (
     signature_text,
 )
 from lapclip.data.decode import NO_MEMORY, decode, decoding_threads
+from lapclip.data.find_images import is_file_name
 from lapclip.data.packed_index import digest_of
 from lapclip.data.table import Skipped, StoredImage, Table, is_number, reasons
 from lapclip.data.tokenizers import CharacterTokenizer, Tokenizer
@@ -253,33 +254,42 @@ def find_all(data: CheckedData, belonging: Mapping[str, Any] | None = None) -> l
 
 
 def find_unusable(data: CheckedData) -> list[Finding]:
-    """Find images and rows that training leaves out."""
-    allowed_share = data.config.data.broken_share
-    broken = [row for row, facts in enumerate(data.facts) if facts.fault]
-    too_many_images, too_many_rows = data.table.too_broken(len(broken), allowed_share)
-    needed_share = data.table.share_needed(len(broken))
-    advice = f"left out; training refuses to start above {allowed_share:.0%} (data.broken_share)"
-    refusal = f"{advice}, and here it would take data.broken_share={needed_share:g}"
+    """Find images that cannot be read and entries that cannot be used. Training leaves both out."""
+    unreadable = []
+    truncated = []
+    for name, facts in zip(data.names, data.facts, strict=True):
+        if facts.fault == ENDS_EARLY:
+            truncated.append(Example(name))
+        elif facts.fault:
+            unreadable.append(Skipped(name, facts.fault))
 
-    early = [row for row in broken if data.facts[row].fault == ENDS_EARLY]
-    unreadable = [row for row in broken if data.facts[row].fault != ENDS_EARLY]
-    faults = [Skipped(data.names[row], data.facts[row].fault) for row in unreadable]
+    limit = data.config.data.broken_share
+    broken_count = len(unreadable) + len(truncated)
+    too_many_images, too_many_rows = data.table.too_broken(broken_count, limit)
+    advice = f"left out; training refuses to start above {limit:.0%} (data.broken_share)"
+    needed_share = data.table.share_needed(broken_count)
+    refusal = f"{advice}, and here it would take data.broken_share={needed_share:g}"
+    image_severity, image_advice = WARNING, advice
+    if too_many_images:
+        image_severity, image_advice = ALARM, refusal
+    row_severity, row_advice = WARNING, advice
+    if too_many_rows:
+        row_severity, row_advice = ALARM, refusal
+
     skipped = data.table.skipped
-    image_severity = ALARM if too_many_images else WARNING
-    image_advice = refusal if too_many_images else advice
     return [
         Finding(
-            "unreadable", image_severity, len(faults), examples_by_reason(faults),
-            "image cannot be read|images cannot be read", image_advice, count_reasons(faults),
+            "unreadable", image_severity, len(unreadable), examples_by_reason(unreadable),
+            "image cannot be read|images cannot be read", image_advice, count_reasons(unreadable),
         ),
         Finding(
-            "truncated", image_severity, len(early), [Example(data.names[row]) for row in early],
+            "truncated", image_severity, len(truncated), truncated,
             "image ends early|images end early", image_advice,
         ),
         Finding(
-            "skipped_rows", ALARM if too_many_rows else WARNING, len(skipped), examples_by_reason(skipped),
-            "entry of the data is not used|entries of the data are not used",
-            refusal if too_many_rows else advice, count_reasons(skipped),
+            "skipped_rows", row_severity, len(skipped), examples_by_reason(skipped),
+            "entry of the data is not used|entries of the data are not used", row_advice,
+            count_reasons(skipped),
         ),
     ]  # fmt: skip
 
@@ -343,7 +353,7 @@ def group_by(keys: Sequence[str], rows: Sequence[int]) -> list[list[int]]:
 
 
 def find_odd_captions(data: CheckedData) -> list[Finding]:
-    """Find captions that are shared, repeated, too long, numbers, or written with unknown characters."""
+    """Find captions that are shared, repeated, too long, numbers, file names, or hold unknown characters."""
     context, total = data.config.model.context, len(data.captions)
     rows_by_caption: dict[str, list[int]] = defaultdict(list)
     for caption, row in data.captions:
@@ -352,6 +362,7 @@ def find_odd_captions(data: CheckedData) -> list[Finding]:
     shared.sort(key=lambda entry: -len(entry[1]))
     too_long = data.caption_examples(lambda text: data.tokenizer.length(text) > context, 80)
     numbers = data.caption_examples(is_number, 80)
+    file_names = data.caption_examples(is_file_name, 80)
     letters = unknown_characters([caption for caption, _ in data.captions], data.tokenizer)
     return [
         Finding(
@@ -373,6 +384,12 @@ def find_odd_captions(data: CheckedData) -> list[Finding]:
             "number_captions", WARNING if len(numbers) > 0.5 * total else NOTE, len(numbers), numbers,
             "caption is a number|captions are numbers",
             "kept; a number says little about an image; --set data.caption_column=NAME chooses another column",
+        ),
+        Finding(
+            "file_name_captions", WARNING if len(file_names) > 0.5 * total else NOTE,
+            len(file_names), file_names,
+            "caption is a file name|captions are file names",
+            "kept; a file name says little about an image; --set data.caption_column=NAME chooses another column",
         ),
         Finding(
             "unknown_characters", WARNING, len(letters),

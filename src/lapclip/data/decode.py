@@ -29,12 +29,8 @@ DECODING_VERSION = 3
 
 MAX_PIXELS = 89_478_485  # Pillow's own limit for images from strangers
 LARGE_PIXELS = 25_000_000  # larger images are decoded one at a time, because together they could fill the memory
-MAX_SCANS = (
-    100  # of a JPEG: real ones have about ten, and each takes as long as decoding the whole image
-)
-MAX_PROFILE_BYTES = (
-    4_000_000  # color profiles of cameras have a few thousand, those of printers up to two million
-)
+MAX_SCANS = 100  # of a JPEG: real ones have about ten
+MAX_PROFILE_BYTES = 4_000_000  # cameras write a few thousand bytes, printers up to two million
 NO_MEMORY = "there was too little memory for it"
 
 
@@ -64,7 +60,9 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 # Any marker of a JPEG that cannot be part of the compressed pixels, where only stuffed bytes and restarts occur.
-_SCAN_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
+_SEGMENT_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
+START_OF_SCAN = b"\xda"
+END_OF_IMAGE = b"\xd9"
 _large_image_lock = threading.Lock()
 
 
@@ -348,22 +346,30 @@ def find_first_scan(data: bytes) -> int:
 
 
 def check_scan_count(data: bytes) -> None:
-    """Raise DataError if a JPEG has more scans than any real one. Decoding a small file of empty scans takes minutes."""
-    position = find_first_scan(data)
-    # At most this many: the bytes of a scan marker also occur by chance in other segments.
-    if data.count(b"\xff\xda", position) <= MAX_SCANS:
+    """Raise DataError if a JPEG has more scans than any real one.
+
+    Each scan takes as long as decoding the whole image, so a small file of empty scans would take minutes.
+    """
+    first_scan = find_first_scan(data)
+    # Counting bytes is fast, and settles it for nearly all files: a JPEG cannot have more scans than this.
+    if data.count(b"\xff" + START_OF_SCAN, first_scan) <= MAX_SCANS:
         return
-    scans = 0
-    while match := _SCAN_MARKER.search(data, position):
-        marker = match[1]
-        if marker == b"\xd9":  # the end: what follows is another file
-            break
-        if marker == b"\xda":
-            scans += 1
+    scan_count = count_scans(data, first_scan)
+    if scan_count > MAX_SCANS:
+        raise DataError(f"it has {scan_count:,} scans, more than {MAX_SCANS}")
+
+
+def count_scans(data: bytes, position: int) -> int:
+    """Count the scans of a JPEG from a position on, segment by segment."""
+    scan_count = 0
+    match = _SEGMENT_MARKER.search(data, position)
+    while match is not None and match[1] != END_OF_IMAGE:
+        if match[1] == START_OF_SCAN:
+            scan_count += 1
+        # A marker is followed by the length of its segment, whose bytes may look like markers.
         segment_length = int.from_bytes(data[match.end() : match.end() + 2], "big")
-        position = match.end() + segment_length
-    if scans > MAX_SCANS:
-        raise DataError(f"it has {scans:,} scans, more than {MAX_SCANS}")
+        match = _SEGMENT_MARKER.search(data, match.end() + segment_length)
+    return scan_count
 
 
 # -- formats -----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from lapclip.errors import DataError
 ENDINGS = (
     ".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".jfif", ".heic", ".heif", ".avif",
 )  # fmt: skip
+_CAMERA_NAME = re.compile(r"[A-Za-z]{1,4}[-_]?\d{4,}")  # IMG_0001, DSC00012, P1010001
 LINK_OUTSIDE = "a link that leads out of the data's folder"
 LINK_TO_FOLDER = "a link to a folder"
 NOT_PLAIN = "not a plain file"
@@ -31,6 +32,11 @@ NOT_PLAIN = "not a plain file"
 def is_image(name: str) -> bool:
     """Return whether a file's name ends as those of images do."""
     return name.lower().endswith(ENDINGS)
+
+
+def is_file_name(caption: str) -> bool:
+    """Return whether a caption is nothing but the name of an image file."""
+    return is_image(caption) or _CAMERA_NAME.fullmatch(caption) is not None
 
 
 def is_inside(path: str, folder: str) -> bool:

@@ -149,9 +149,9 @@ class UsedColumns:
 
     def describe(self, count: int) -> str:
         """Describe what each column holds, with the number of images."""
-        parts = [f"column `{column_title(self.images)}` holds {count:,} {self.contents}: images"]
+        parts = [f'column "{column_title(self.images)}" holds {count:,} {self.contents}: images']
         for names, role in ((self.captions, "captions"), ((self.split,), "splits")):
-            titles = [f"`{column_title(name)}`" for name in names if name is not None]
+            titles = [f'"{column_title(name)}"' for name in names if name is not None]
             if titles:
                 word = "column" if len(titles) == 1 else "columns"
                 parts.append(f"{word} {', '.join(titles)}: {role}")

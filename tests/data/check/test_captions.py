@@ -7,6 +7,7 @@ from lapclip.data.check_data import (
     count_latin,
     unknown_characters,
 )
+from lapclip.data.find_images import is_file_name
 from lapclip.data.tokenizers import CharacterTokenizer, clip_tokenizer
 
 CLIP = clip_tokenizer()
@@ -41,6 +42,21 @@ def test_captions_that_are_cut_to_the_same_tokens_cannot_be_told_apart() -> None
 
 def test_captions_with_latin_letters_are_counted() -> None:
     assert count_latin(["a dog", "un café", "一只狗 dog", "собака", "123", "\U0001f600 smile"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("caption", "expected"),
+    [
+        ("IMG_0001.jpg", True),
+        ("holiday/a dog.PNG", True),
+        ("DSC00012", True),
+        ("a dog", False),
+        ("an A380 over Rome", False),
+        ("20240117", False),
+    ],
+)
+def test_file_names_are_told_from_captions(caption: str, expected: bool) -> None:
+    assert is_file_name(caption) == expected
 
 
 def test_only_characters_can_be_unknown() -> None:

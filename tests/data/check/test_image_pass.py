@@ -15,7 +15,7 @@ from .made import encoded, odd_images, scene
 FILES = list(odd_images().values())
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(60))
 @given(
     data=st.sampled_from(FILES),
     changes=st.lists(

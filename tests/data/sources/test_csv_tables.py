@@ -42,27 +42,134 @@ def test_any_separator_any_names_with_or_without_header(
         assert header.split("{0}")[0] in table.how
 
 
-def test_columns_are_guessed_from_contents_when_names_say_nothing(tmp_path: Path) -> None:
+ROWS = "w,x,y,z\n0,a dog,train,a.png\n1,two cats,train,b.png\n2,a car,train,c.png\n"
+BETTER_NAME = "filepath,text,thumbnail\nx1,a brown dog,a.png\nx2,a black cat,b.png\n"
+SPELLINGS = """image,caption
+images/a.png,one dog
+./images/a.png,a dog
+images//a.png,one  dog
+images\\a.png,the dog
+"""
+QUOTES = """image,caption
+a.png,"a dog, running
+in the snow"
+b.png,"an open quote
+c.png,the end"
+d.png,a 5" disk, grey
+"""
+OTHER_NAMES = "id,text\none,a first thing\ncaf\u00e9.png,a second thing\nTHREE.png,a third thing\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "captions", "how"),
+    [
+        pytest.param(
+            ROWS,
+            {"a.png": ("a dog",), "b.png": ("two cats",), "c.png": ("a car",)},
+            'column "z" holds 3 file names: images; column "x": captions; column "y": splits',
+            id="columns are guessed from contents",
+        ),
+        pytest.param(
+            BETTER_NAME,
+            {"a.png": ("a brown dog",), "b.png": ("a black cat",)},
+            'column "thumbnail" holds',
+            id="a column of files wins over one with a better name",
+        ),
+        pytest.param(
+            "image,caption,remarks\na.png,0,a dog in the snow\nb.png,1,a cat on a mat\n",
+            {"a.png": ("a dog in the snow",), "b.png": ("a cat on a mat",)},
+            'column "remarks": captions',
+            id="a column of sentences wins over one of numbers",
+        ),
+        pytest.param(
+            SPELLINGS,
+            {"images/a.png": ("one dog", "a dog", "the dog")},
+            "",
+            id="spellings of a name are one image",
+        ),
+        pytest.param(
+            "image,caption_1,caption_2\na.png,a dog,the dog\nb.png,a cat,\n",
+            {"a.png": ("a dog", "the dog"), "b.png": ("a cat",)},
+            "",
+            id="numbered caption columns",
+        ),
+        pytest.param(
+            'image,raw\na.png,"[""a dog"", ""the dog""]"\n',
+            {"a.png": ("a dog", "the dog")},
+            "",
+            id="a JSON list of captions",
+        ),
+        pytest.param(
+            "Our photos of 2024\nimage,caption\na.png,a dog\nb.png,a cat\n",
+            {"a.png": ("a dog",), "b.png": ("a cat",)},
+            "",
+            id="a title above the header",
+        ),
+        pytest.param(
+            QUOTES,
+            {
+                "a.png": ("a dog, running in the snow",),
+                "b.png": ("an open quote",),
+                "c.png": ('the end"',),
+                "d.png": ('a 5" disk, grey',),
+            },
+            "1 captions have an unquoted comma",
+            id="quotes and line ends",
+        ),
+        pytest.param(
+            "image,caption\na.png,a dog,,\nb.png,a cat, and a dog,,\n",
+            {"a.png": ("a dog",), "b.png": ("a cat, and a dog",)},
+            "",
+            id="empty cells at the end of a row",
+        ),
+        pytest.param(
+            '"the\npicture","\x1b[31mwords"\na.png,a dog\n',
+            {"a.png": ("a dog",)},
+            'column "the\\npicture" holds 1 file names: images; column "\\x1b[31mwords": captions',
+            id="odd names of columns",
+        ),
+        pytest.param(
+            "image,caption,image\na.png,a dog,b.png\n",
+            {"a.png": ("a dog",)},
+            "2 columns are called image, 1 of them are read",
+            id="two columns of images",
+        ),
+        pytest.param(
+            OTHER_NAMES,
+            {
+                "img/one.PNG": ("a first thing",),
+                "img/cafe\u0301.png": ("a second thing",),
+                "img/three.png": ("a third thing",),
+            },
+            "",
+            id="names without ending, in other case, with other accents",
+        ),
+    ],
+)
+def test_what_is_read_of_a_table(
+    tmp_path: Path, text: str, captions: dict[str, tuple[str, ...]], how: str
+) -> None:
+    make_images(tmp_path, "a.png", "b.png", "c.png", "d.png", "images/a.png")
+    make_images(tmp_path, "img/one.PNG", "img/cafe\u0301.png", "img/three.png")
+    table = read(write(tmp_path, text))
+    assert found(table) == captions
+    assert how in table.how
+
+
+def test_what_is_left_out_or_repeated_is_counted(tmp_path: Path) -> None:
+    make_images(tmp_path, "a.png", "b.png", "images/a.png")
+    assert read(write(tmp_path, SPELLINGS)).repeated == 1
+    empty = "image,caption_1,caption_2\na.png,a dog,the dog\nb.png,a cat,\n"
+    assert skipped(read(write(tmp_path, empty))) == {"captions.csv line 3": "the caption is empty"}
+    titled = "Our photos\nimage,caption\na.png,a dog\nb.png,a cat\n"
+    assert skipped(read(write(tmp_path, titled))) == {"captions.csv line 1": "1 of 2 columns"}
+
+
+def test_columns_that_were_read_are_recorded(tmp_path: Path) -> None:
     make_images(tmp_path, "a.png", "b.png", "c.png")
-    rows = [
-        f"{n},{c},train,{name}.png" for n, (name, c) in enumerate(zip("abc", CAPTIONS, strict=True))
-    ]
-    table = read(write(tmp_path, "w,x,y,z\n" + "\n".join(rows)))
-    assert found(table)["b.png"] == (CAPTIONS[1],)
+    table = read(write(tmp_path, ROWS))
     assert set(splits(table).values()) == {"train"}
-    assert (
-        "column `z` holds 3 file names: images; column `x`: captions; column `y`: splits"
-        in table.how
-    )
     assert table.columns == {UsedColumns("z", ("x",), "y"): 3}
-
-
-def test_a_column_of_files_wins_over_a_column_with_a_better_name(tmp_path: Path) -> None:
-    make_images(tmp_path, "a.png", "b.png")
-    table = read(
-        write(tmp_path, "filepath,text,thumbnail\nx1,a brown dog,a.png\nx2,a black cat,b.png\n")
-    )
-    assert found(table) == {"a.png": ("a brown dog",), "b.png": ("a black cat",)}
 
 
 def test_columns_can_be_chosen(tmp_path: Path) -> None:
@@ -78,34 +185,6 @@ def test_columns_can_be_chosen(tmp_path: Path) -> None:
     assert found(by_place) == {"b.png": ("a dog",)}
     with pytest.raises(DataError, match="no such column"):
         read(tmp_path / "list.txt", picture_column="newer")
-
-
-def test_several_captions_repeats_and_spellings_of_a_name_are_one_image(tmp_path: Path) -> None:
-    make_images(tmp_path, "images/a.png")
-    text = "image,caption\nimages/a.png,one dog\n./images/a.png,a dog\nimages//a.png,one  dog\nimages\\a.png,the dog\n"
-    table = read(write(tmp_path, text))
-    assert found(table) == {"images/a.png": ("one dog", "a dog", "the dog")}
-    assert table.repeated == 1
-
-
-def test_numbered_caption_columns_belong_together(tmp_path: Path) -> None:
-    make_images(tmp_path, "a.png", "b.png")
-    table = read(write(tmp_path, "image,caption_1,caption_2\na.png,a dog,the dog\nb.png,a cat,\n"))
-    assert found(table) == {"a.png": ("a dog", "the dog"), "b.png": ("a cat",)}
-    assert skipped(table) == {"captions.csv line 3": "the caption is empty"}
-
-
-def test_a_cell_may_hold_a_json_list_of_captions(tmp_path: Path) -> None:
-    make_images(tmp_path, "a.png")
-    table = read(write(tmp_path, 'image,raw\na.png,"[""a dog"", ""the dog""]"\n'))
-    assert found(table) == {"a.png": ("a dog", "the dog")}
-
-
-def test_a_title_above_the_header_is_named(tmp_path: Path) -> None:
-    make_images(tmp_path, "a.png", "b.png")
-    table = read(write(tmp_path, "Our photos of 2024\nimage,caption\na.png,a dog\nb.png,a cat\n"))
-    assert found(table) == {"a.png": ("a dog",), "b.png": ("a cat",)}
-    assert skipped(table) == {"captions.csv line 1": "1 of 2 columns"}
 
 
 def test_what_is_left_out_is_named_with_its_line(tmp_path: Path) -> None:
@@ -189,20 +268,6 @@ def test_encodings_and_byte_order_marks(tmp_path: Path, encoding: str) -> None:
     assert said in table.how
 
 
-def test_quotes_line_ends_and_stray_quotes(tmp_path: Path) -> None:
-    make_images(tmp_path, "a.png", "b.png", "c.png", "d.png")
-    text = 'image,caption\na.png,"a dog, running\nin the snow"\n'
-    text += 'b.png,"an open quote\nc.png,the end"\nd.png,a 5" disk, grey\n'
-    table = read(write(tmp_path, text))
-    assert found(table) == {
-        "a.png": ("a dog, running in the snow",),
-        "b.png": ("an open quote",),
-        "c.png": ('the end"',),
-        "d.png": ('a 5" disk, grey',),
-    }
-    assert "1 captions have an unquoted comma" in table.how
-
-
 def test_nul_characters_and_huge_fields(tmp_path: Path) -> None:
     make_images(tmp_path, "a.png", "b.png", "c.png")
     huge = "word " * 300_000
@@ -219,15 +284,6 @@ def test_nul_characters_and_huge_fields(tmp_path: Path) -> None:
     assert "NUL" in said["captions.csv line 5"]
 
 
-def test_names_of_columns_are_said_on_one_line(tmp_path: Path) -> None:
-    make_images(tmp_path, "a.png")
-    table = read(write(tmp_path, '"the\npicture","\x1b[31mwords"\na.png,a dog\n'))
-    assert (
-        "column `the\\npicture` holds 1 file names: images; column `\\x1b[31mwords`: captions"
-        in table.how
-    )
-
-
 def test_the_folder_of_the_images_can_be_named(tmp_path: Path) -> None:
     make_images(tmp_path / "elsewhere", "a.png")
     (tmp_path / "tables").mkdir()
@@ -236,17 +292,6 @@ def test_the_folder_of_the_images_can_be_named(tmp_path: Path) -> None:
         read(tmp_path / "tables")
     table = read(tmp_path / "tables", pictures=str(tmp_path / "elsewhere"))
     assert found(table) == {"a.png": ("a dog",)}
-
-
-def test_names_without_ending_other_case_and_accents_are_found(tmp_path: Path) -> None:
-    make_images(tmp_path, "img/one.PNG", "img/cafe\u0301.png", "img/three.png")
-    table = read(
-        write(
-            tmp_path,
-            "id,text\none,a first thing\ncaf\u00e9.png,a second thing\nTHREE.png,a third thing\n",
-        )
-    )
-    assert len(table.rows) == 3
 
 
 def test_flickr8k_as_its_authors_give_it(tmp_path: Path) -> None:
@@ -313,12 +358,6 @@ def test_a_first_row_whose_image_is_missing_is_no_header(tmp_path: Path) -> None
         assert set(skipped(table)) == {"captions.csv line 2"}, header
 
 
-def test_empty_cells_at_the_end_of_a_row_are_no_part_of_the_caption(tmp_path: Path) -> None:
-    make_images(tmp_path, "a.png", "b.png")
-    table = read(write(tmp_path, "image,caption\na.png,a dog,,\nb.png,a cat, and a dog,,\n"))
-    assert found(table) == {"a.png": ("a dog",), "b.png": ("a cat, and a dog",)}
-
-
 def test_the_folder_of_the_images_may_be_below_the_users_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,27 +380,9 @@ def test_no_column_is_lost_because_another_one_has_its_name(tmp_path: Path, sett
     assert "2 columns are called caption, 2 of them are read" in table.how
 
 
-def test_a_second_column_of_images_is_said_not_to_be_read(tmp_path: Path) -> None:
-    make_images(tmp_path, "a.png", "b.png")
-    table = read(write(tmp_path, "image,caption,image\na.png,a dog,b.png\n"))
-    assert found(table) == {"a.png": ("a dog",)}
-    assert "2 columns are called image, 1 of them are read" in table.how
-
-
 def test_captions_that_are_numbers_are_read_and_said(tmp_path: Path) -> None:
     make_images(tmp_path, "a.png", "b.png")
     table = read(write(tmp_path, "image,caption\na.png,0\na.png,0\nb.png,12\nb.png,a dog\n"))
     assert found(table) == {"a.png": ("0",), "b.png": ("12", "a dog")}
     assert "2 of 3 captions are numbers, such as '0'" in note_on_numbers(table.rows)
     assert number_captions(table.rows) == ["0", "12"]
-
-
-def test_a_column_of_sentences_wins_over_one_of_numbers_with_a_better_name(tmp_path: Path) -> None:
-    make_images(tmp_path, "a.png", "b.png")
-    table = read(
-        write(
-            tmp_path, "image,caption,remarks\na.png,0,a dog in the snow\nb.png,1,a cat on a mat\n"
-        )
-    )
-    assert found(table) == {"a.png": ("a dog in the snow",), "b.png": ("a cat on a mat",)}
-    assert note_on_numbers(table.rows) == ""

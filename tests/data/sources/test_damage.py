@@ -25,7 +25,7 @@ from lapclip.errors import LapclipError
 from tests.conftest import examples
 from tests.data.sources.made import captions_in, check_account, image_bytes, make_images
 
-SHORT = settings(max_examples=examples(150))
+SHORT = settings(max_examples=examples(50))
 NAMES = ("a.png", "images/b.png", "c.png")
 
 

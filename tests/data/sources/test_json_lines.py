@@ -30,7 +30,7 @@ def test_imagefolder(tmp_path: Path) -> None:
         )
     )
     assert found(table) == {"a.png": ("a dog",), "sub/b.png": ("a cat",)}
-    assert "column `file_name` holds 2 file names: images; column `text`: captions" in table.how
+    assert 'column "file_name" holds 2 file names: images; column "text": captions' in table.how
 
 
 def test_other_keys_and_lists_of_captions(tmp_path: Path) -> None:

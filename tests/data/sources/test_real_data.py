@@ -30,7 +30,7 @@ def test_flickr8k_as_it_lies(real_data: Path) -> None:
     assert not table.skipped
     assert all(
         part in table.how
-        for part in ("`filepath` holds", "`caption`: captions", "`split`: splits", "by comma")
+        for part in ('"filepath" holds', '"caption": captions', '"split": splits', "by comma")
     )
 
 
