@@ -9,7 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,14 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         FILES, "read_table", lambda config: reads.append(config.source) or read(config)
     )
     return reads
+
+
+def wait_until(condition: Callable[[], object], every: float = 0.02, seconds: float = 90.0) -> None:
+    """Wait until a condition holds. Fail after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(every)
 
 
 def command(*arguments: str) -> list[str]:

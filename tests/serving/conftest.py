@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -27,6 +26,8 @@ from lapclip.serving.gate import Gate
 from lapclip.serving.metrics import Metrics
 from lapclip.serving.service import Limits, ServedModel, Service
 from lapclip.web.security import door_for
+
+from ..conftest import wait_until
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,6 @@ class Serving:
             return Reply(error.code, error.headers, error.read())
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition, for a minute at most."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def engine_of(path: Path) -> Engine:
     """An engine with the batches that a fast machine would choose: timing is not what most tests are about."""
     engine = Engine("torch-float32", load(path), 1)
@@ -113,9 +106,7 @@ def serving(
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 60
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until(lambda: server.started, every=0.005)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield Serving(f"http://127.0.0.1:{port}", service, engine.encoder, app, gate)

@@ -28,7 +28,8 @@ from lapclip.serving import fetch
 from lapclip.serving.fetch import Fetcher
 from lapclip.serving.items import ImageAddress
 
-from .conftest import Reply, Serving, jpeg, serving, wait_until
+from ..conftest import wait_until
+from .conftest import Reply, Serving, jpeg, serving
 
 PUBLIC = "93.184.216.34"
 NAME = "pictures.test"

@@ -18,6 +18,7 @@ from lapclip.serving.folder_search import FolderSearch
 from lapclip.serving.service import ServedModel
 from lapclip.which_model import WhichModel
 
+from ..conftest import wait_until
 from .conftest import Serving, engine_of, jpeg, serving
 
 
@@ -123,9 +124,7 @@ def test_new_images_are_found_after_a_while(
     server, search = asked
     (photos / "late.jpg").write_bytes(jpeg(99))
     search._wake.set()  # instead of a minute
-    deadline = time.monotonic() + 120
-    while search.current[0].count < 13 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: search.current[0].count == 13)
     found = server.post("/search", {"image": base64.b64encode(jpeg(99)).decode(), "limit": 1}).json[
         "results"
     ]
@@ -158,7 +157,5 @@ def test_a_damaged_index_is_no_fault_of_the_caller_and_is_made_again(
         assert index_folder(photos).name.encode() not in answer.body
     assert "damaged" in server.service.notes["index"]
     search._wake.set()  # instead of a minute
-    deadline = time.monotonic() + 120
-    while server.service.notes and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: not server.service.notes)
     assert server.post("/search", {"query": "a cat"}).status == 200

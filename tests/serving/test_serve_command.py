@@ -37,6 +37,7 @@ from lapclip.commands.serve import (
 )
 from lapclip.errors import ConfigError
 from lapclip.machine.facts import python
+from lapclip.measure.timing import Timer
 from lapclip.serving import choose_engine, swap
 from lapclip.serving.engine import Engine
 from lapclip.serving.metrics import Metrics
@@ -46,6 +47,7 @@ from lapclip.serving.service import ServedModel, Service
 from lapclip.serving.swap import Swapper
 from lapclip.which_model import WhichModel, which_model
 
+from ..conftest import wait_until
 from .conftest import Serving, engine_of, jpeg, serving
 
 needs_posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
@@ -264,17 +266,17 @@ def test_newer_models_are_taken_under_load_without_a_failed_request(
         # SIGHUP
         change(run, 1.5)
         server.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: server.ask("which")[1] not in (first, ""))
+        wait_until(lambda: server.ask("which")[1] not in (first, ""))
         second = server.ask("which")[1]
         # the same again
         change(run, 1.5)
         server.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: server.ask("which")[1] not in (first, second, ""))
+        wait_until(lambda: server.ask("which")[1] not in (first, second, ""))
         third = server.ask("which")[1]
         # one that is broken
         change(run, float("nan"))
         server.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: server.refused_models == 1)
+        wait_until(lambda: server.refused_models == 1)
         assert server.ask("which") == (200, third)
         assert {status for status, _ in server.answers} == {200}
         assert {model for _, model in server.answers} >= {first, second, third}
@@ -283,18 +285,11 @@ def test_newer_models_are_taken_under_load_without_a_failed_request(
         photos = [{"image": base64.b64encode(photo + bytes([at])).decode()} for at in range(8)]
         with ThreadPoolExecutor(2) as callers:
             accepted = [callers.submit(server.send, *photos[at::2]) for at in range(2)]
-            wait_for(lambda: server.queue >= len(photos), every=0.005)
+            wait_until(lambda: server.queue >= len(photos), every=0.005)
             server.process.send_signal(signal.SIGTERM)
             assert [each.result(60) for each in accepted] == [(200, third)] * 2
         assert server.process.wait(60) == 0
     assert {status for status, _ in server.answers} <= {200, 503, 0}  # what came later is not
-
-
-def wait_for(condition: Any, seconds: float = 60.0, every: float = 0.02) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(every)
 
 
 def swaps(service: Service) -> list[float]:
@@ -339,17 +334,17 @@ def test_follow_takes_what_the_run_saves_and_refuses_what_is_broken(
         service = served.service
         first = service.model.fingerprint
         change(run, 1.5)
-        wait_for(lambda: swaps(service)[0] == 1)
+        wait_until(lambda: swaps(service)[0] == 1)
         second = service.model.fingerprint
         assert (
             served.post("/embed", {"items": [{"text": "a cat"}]}).json["model"] == second != first
         )
         change(run, float("nan"))
-        wait_for(lambda: swaps(service)[1] == 1)
+        wait_until(lambda: swaps(service)[1] == 1)
         assert service.model.fingerprint == second
-        wait_for(lambda: any("no numbers" in line for line in said))
+        wait_until(lambda: any("no numbers" in line for line in said))
         (run / "model" / "model.safetensors").write_bytes(b"half a file")
-        wait_for(lambda: swaps(service)[1] == 2)
+        wait_until(lambda: swaps(service)[1] == 2)
         assert served.get("/ready").status == 200
         time.sleep(0.1)  # some looks more: nothing is tried twice
     assert [line.startswith("not taken") for line in said] == [False, True, True]
@@ -386,7 +381,7 @@ def test_follow_tries_again_what_a_busy_server_refused(
     with swapping(trained, here, follow=True, retry=0.1) as (served, _, run, said):
         busy_once(served.service, monkeypatch)
         change(run, 1.5)
-        wait_for(lambda: len(said) == 2)
+        wait_until(lambda: len(said) == 2)
         assert swaps(served.service) == [1, 1]
 
 
@@ -400,28 +395,30 @@ def test_a_loop_that_does_not_answer_ends_no_thread_and_swaps_nothing_later(
         swapper._loop.call_soon_threadsafe(release.wait, 20)
         change(run, 1.5)
         swapper.ask()
-        wait_for(lambda: len(said) == 1)
+        wait_until(lambda: len(said) == 1)
         assert "busy" in said[0]
         release.set()
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), swapper._loop).result(5)
         assert served.service.model is first
         with monkeypatch.context() as patch:
             patch.setattr(swapper, "_look", lambda: 1 / 0)
-            wait_for(lambda: len(said) == 2)
+            wait_until(lambda: len(said) == 2)
             assert "ZeroDivisionError" in said[1]
         monkeypatch.setattr(swap, "SWAP_SECONDS", 20)
         swapper.ask()
-        wait_for(lambda: served.service.model is not first)
+        wait_until(lambda: served.service.model is not first)
     assert len(said) <= 3
 
 
 @needs_posix
+@pytest.mark.parametrize("request_newer", ["--follow", "SIGHUP"])
 def test_a_model_that_was_saved_during_the_start_is_taken_the_first_is_freed_and_the_token_is_not_logged(
     trained: Path,
     here: Path,
     empty_cache: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    request_newer: str,
 ) -> None:
     run = here / "runs" / "mine"
     shutil.copytree(trained, run)
@@ -431,11 +428,13 @@ def test_a_model_that_was_saved_during_the_start_is_taken_the_first_is_freed_and
     def check_finite(engine: Engine) -> None:
         seen.append(weakref.ref(engine.encoder))
         change(run, 1.5)  # between opening the model and listening
+        if request_newer == "SIGHUP":
+            signal.raise_signal(signal.SIGHUP)
         real(engine)
 
     def until_freed() -> None:
         try:
-            wait_for(lambda: gc.collect() >= 0 and seen[0]() is None, 10)
+            wait_until(lambda: gc.collect() >= 0 and seen[0]() is None, seconds=10)
             freed.append(True)
         finally:
             os.kill(os.getpid(), signal.SIGINT)
@@ -449,20 +448,11 @@ def test_a_model_that_was_saved_during_the_start_is_taken_the_first_is_freed_and
 
     monkeypatch.setattr(choose_engine, "check_finite", check_finite)
     monkeypatch.setattr(Swapper, "start", started)
+    monkeypatch.setattr(choose_engine, "TIMER", Timer(rounds=1))
+    flags = ["--follow"] if request_newer == "--follow" else []
+    options = ["--port", "0", "--threads", "1", "--api-key-file", "key.txt"]
     with pytest.raises(SystemExit) as ended:
-        main(
-            [
-                "serve",
-                "mine",
-                "--follow",
-                "--port",
-                "0",
-                "--threads",
-                "1",
-                "--api-key-file",
-                "key.txt",
-            ]
-        )
+        main(["serve", "mine", *flags, *options])
     assert ended.value.code == 0
     said = capsys.readouterr()
     assert freed == [True]

@@ -380,7 +380,9 @@ def test_run_that_goes_and_server_that_ends_are_said(here: Path, look: Open) -> 
         assert not tab.page.locator("#notice").is_visible()
         shutil.rmtree(other.path)
         make_run("other", [started(999), step(5), ended(5)])
-        tab.until_awake("document.getElementById('progress-text').textContent.includes('of 999')")
+        tab.until_awake(
+            "document.getElementById('progress-text').textContent === 'Ended early, after step 5 of 999'"
+        )
     tab.until_awake("document.getElementById('notice').textContent.includes('does not answer')")
     # The browser itself complains of images that went with their run, and of a server that is not there.
     tab.wrong = [told for told in tab.wrong if not any(end in told for end in ENDINGS)]

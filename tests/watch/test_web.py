@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -42,12 +41,6 @@ from .made import (
 )
 
 
-@pytest.fixture
-def served(here: Path) -> Iterator[Served]:
-    with server() as found:
-        yield found
-
-
 def test_page_loads_everything_it_names_from_here(served: Served) -> None:
     answer = served.ask("/")
     assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
@@ -72,8 +65,7 @@ def test_plotly_is_sent_once(served: Served) -> None:
     assert (again.status, again.read()) == (304, b"")
 
 
-def test_runs_are_listed_with_their_standing(served: Served) -> None:
-    assert served.json("/runs") == []
+def test_runs_are_listed_with_their_standing(here: Path) -> None:
     make_run("done", [*learning_run(20), ended(20)])
     make_run("killed", learning_run(30)[:-1])
     working = make_run("working", [started(50), step(1), step(2)])
@@ -102,55 +94,52 @@ def test_run_that_is_just_being_made_is_starting(here: Path) -> None:
         assert served.json("/runs/new")["curves"]["loss"] == {"x": [], "y": []}
 
 
-def test_figures_hold_what_the_charts_need(here: Path) -> None:
-    make_run("mine", [*learning_run(60), ended(60)])
-    with server() as served:
-        run = served.json("/runs/mine")
-        assert run["curves"]["loss"]["x"] == list(range(1, 61))
-        assert len(run["curves"]["loss_smoothed"]["y"]) == 60
-        assert [each["t2i_r1"] for each in run["evaluations"]] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
-        assert run["gradients"]["parts"] == ["image.embedding", "image.0", "text.0", "temperature"]
-        assert run["gradients"]["names"] == [
-            "image embedding",
-            "image block 1",
-            "text block 1",
-            "temperature",
-        ]
-        assert run["stopped"] is None
-        assert run["phases"] == {"load": 0.01, "forward": 0.05, "backward": 0.1}
-        assert run["memory"]["now"]["y"] == [600_000_000] * 6
-        assert len(run["cores"]["values"]) == 2
-        assert run["energy"]["joules"] == 300.0
-        assert [look["answers"][0]["rank"] for look in run["looked"]] == [4, 2, 1, 1, 1, 1]
-        assert run["learning"]["answer"] == "It has learned"
-        tag = served.ask("/runs/mine").headers["etag"]
-        assert served.ask("/runs/mine", If_None_Match=tag).status == 304
+def test_figures_hold_what_the_charts_need(served: Served) -> None:
+    make_run("learning", [*learning_run(60), ended(60)])
+    run = served.json("/runs/learning")
+    assert run["curves"]["loss"]["x"] == list(range(1, 61))
+    assert len(run["curves"]["loss_smoothed"]["y"]) == 60
+    assert [each["t2i_r1"] for each in run["evaluations"]] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    assert run["gradients"]["parts"] == ["image.embedding", "image.0", "text.0", "temperature"]
+    assert run["gradients"]["names"] == [
+        "image embedding",
+        "image block 1",
+        "text block 1",
+        "temperature",
+    ]
+    assert run["stopped"] is None
+    assert run["phases"] == {"load": 0.01, "forward": 0.05, "backward": 0.1}
+    assert run["memory"]["now"]["y"] == [600_000_000] * 6
+    assert len(run["cores"]["values"]) == 2
+    assert run["energy"]["joules"] == 300.0
+    assert [look["answers"][0]["rank"] for look in run["looked"]] == [4, 2, 1, 1, 1, 1]
+    assert run["learning"]["answer"] == "It has learned"
+    tag = served.ask("/runs/learning").headers["etag"]
+    assert served.ask("/runs/learning", If_None_Match=tag).status == 304
 
 
-def test_machines_are_told_where_several_train(here: Path) -> None:
+def test_machines_are_told_where_several_train(served: Served) -> None:
     make_run("alone", [*learning_run(20), ended(20)])
     make_run("both", [started(20), together(), step(1), step(2), ranks(2), ended(2)])
-    with server() as served:
-        assert served.json("/runs/alone")["machines"] is None
-        told = served.json("/runs/both")["machines"]
+    assert served.json("/runs/alone")["machines"] is None
+    told = served.json("/runs/both")["machines"]
     assert [rank["name"] for rank in told["ranks"]] == ["desktop", "laptop"]
     assert "desktop waits for laptop" in told["waiting"]
     assert told["step_seconds"] == pytest.approx(1.0)
     assert "800 ms predicted" in told["speed"]
 
 
-def test_long_run_is_thinned_for_the_charts(here: Path) -> None:
+def test_long_run_is_thinned_for_the_charts(served: Served) -> None:
     make_run(
         "long", [started(20_000), *(step(number) for number in range(1, 20_001)), ended(20_000)]
     )
-    with server() as served:
-        run = served.json("/runs/long")
+    run = served.json("/runs/long")
     assert run["step"] == 20_000
     assert all(len(points["x"]) <= 700 for points in run["curves"].values())
     assert run["curves"]["loss"]["x"][-1] == 20_000
 
 
-def test_figures_that_are_no_numbers_become_gaps(here: Path) -> None:
+def test_figures_that_are_no_numbers_become_gaps(served: Served) -> None:
     events = [
         started(),
         step(1),
@@ -159,9 +148,8 @@ def test_figures_that_are_no_numbers_become_gaps(here: Path) -> None:
         ended(3, "failed", error="NaN"),
     ]
     make_run("bad", events)
-    with server() as served:
-        assert served.json("/runs/bad")["curves"]["loss"]["x"] == [1, 3]
-        sent = [value for kind, value in served.messages("/runs/bad/events") if kind == "message"]
+    assert served.json("/runs/bad")["curves"]["loss"]["x"] == [1, 3]
+    sent = [value for kind, value in served.messages("/runs/bad/events") if kind == "message"]
     assert [event.get("loss") for event in sent if event["type"] == "step"][1] is None
 
 
@@ -186,23 +174,19 @@ def test_learning_is_judged_by_held_out_pairs_then_by_the_loss(here: Path) -> No
         "killed": "It has learned", "levelled": "It has leveled off"}  # fmt: skip
 
 
-def test_stream_of_an_ended_run_is_its_events_and_an_end(here: Path) -> None:
-    run = make_run("mine", [*learning_run(30), ended(30)])
-    with server() as served:
-        answer = served.ask("/runs/mine/events")
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        *sent, last = served.messages("/runs/mine/events")
+def test_stream_of_an_ended_run_is_its_events_and_an_end(served: Served) -> None:
+    run = make_run("ended", [*learning_run(30), ended(30)])
+    answer = served.ask("/runs/ended/events")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *sent, last = served.messages("/runs/ended/events")
     assert [value for _, value in sent] == list(read_events(run.events))
     assert last == ("end", {"state": "finished"})
 
 
-def test_who_stopped_a_run_is_said_in_words(here: Path) -> None:
+def test_who_stopped_a_run_is_said_in_words(served: Served) -> None:
     for name, reason in (("typed", "SIGINT"), ("asked", "lapclip stop"), ("other", "because")):
         make_run(name, [started(9), step(1), ended(1, "stopped", reason=reason)])
-    with server() as served:
-        said = {
-            name: served.json(f"/runs/{name}")["stopped"] for name in ("typed", "asked", "other")
-        }
+    said = {name: served.json(f"/runs/{name}")["stopped"] for name in ("typed", "asked", "other")}
     assert said == {
         "typed": "Stopped by Ctrl-C",
         "asked": "Stopped by lapclip stop",
@@ -210,23 +194,22 @@ def test_who_stopped_a_run_is_said_in_words(here: Path) -> None:
     }
 
 
-def test_stream_of_a_dead_run_ends_too(here: Path) -> None:
+def test_stream_of_a_dead_run_ends_too(served: Served) -> None:
     make_run("killed", learning_run(30)[:-1])
-    with server() as served:
-        assert list(served.messages("/runs/killed/events"))[-1] == ("end", {"state": "died"})
+    assert list(served.messages("/runs/killed/events"))[-1] == ("end", {"state": "died"})
 
 
-def test_stream_goes_on_with_what_is_written_and_waits_for_whole_lines(here: Path) -> None:
-    run = make_run("mine", [started(10), step(1)])
-    with run.lock(), server() as served:
-        stream = served.messages("/runs/mine/events")
+def test_stream_goes_on_with_what_is_written_and_waits_for_whole_lines(served: Served) -> None:
+    run = make_run("growing", [started(10), step(1)])
+    with run.lock():
+        stream = served.messages("/runs/growing/events")
         assert [value["type"] for _, value in itertools.islice(stream, 2)] == ["started", "step"]
         whole = json.dumps(step(2))
         with open(run.events, "a", encoding="utf-8") as file:
             file.write(whole[:50])
             file.flush()
-            append(make_run("other", []), [step(1)])
-            served.json("/runs/mine")  # read in between: half a line is no event
+            append(make_run("beside", []), [step(1)])
+            served.json("/runs/growing")  # read in between: half a line is no event
             file.write(whole[50:] + "\n")
         assert next(stream)[1]["step"] == 2
         append(run, [step(3), ended(3)])
@@ -234,8 +217,8 @@ def test_stream_goes_on_with_what_is_written_and_waits_for_whole_lines(here: Pat
             ("message", "step"), ("message", "finished"), ("end", None)]  # fmt: skip
 
 
-def test_stream_waits_for_a_run_that_is_about_to_begin(here: Path) -> None:
-    with server() as served, ThreadPoolExecutor() as pool:
+def test_stream_waits_for_a_run_that_is_about_to_begin(served: Served) -> None:
+    with ThreadPoolExecutor() as pool:
         waiting = pool.submit(lambda: list(served.messages("/runs/w/events")))
         served.json("/runs")
         make_run("w", [started(2), step(1), ended(1)])
@@ -247,25 +230,27 @@ def test_stream_waits_for_a_run_that_is_about_to_begin(here: Path) -> None:
         ]
 
 
-def test_stream_goes_on_where_the_figures_ended(here: Path) -> None:
-    run = make_run("mine", [started(10), step(1)])
-    with run.lock(), server() as served:
-        position = served.json("/runs/mine")["position"]
+def test_stream_goes_on_where_the_figures_ended(served: Served) -> None:
+    run = make_run("position", [started(10), step(1)])
+    with run.lock():
+        position = served.json("/runs/position")["position"]
         append(run, [step(2)])
-        kind, value = next(served.messages(f"/runs/mine/events?after={position}"))
+        kind, value = next(served.messages(f"/runs/position/events?after={position}"))
         assert (kind, value["step"]) == ("message", 2)
         # What this server does not know is told from the beginning.
         for unknown in ("0-7", "nonsense", "-", "0-99999999999999999999"):
-            kinds = itertools.islice(served.messages("/runs/mine/events", Last_Event_ID=unknown), 2)
+            kinds = itertools.islice(
+                served.messages("/runs/position/events", Last_Event_ID=unknown), 2
+            )
             assert [(kind, value.get("type")) for kind, value in kinds] == [
                 ("restart", None),
                 ("message", "started"),
             ]
 
 
-def test_fast_run_does_not_flood_a_tab(here: Path) -> None:
+def test_fast_run_does_not_flood_a_tab(served: Served) -> None:
     run = make_run("fast", [started(9000)])
-    with run.lock(), server() as served:
+    with run.lock():
         stream = served.messages("/runs/fast/events")
         next(stream)
         append(
@@ -281,10 +266,10 @@ def test_fast_run_does_not_flood_a_tab(here: Path) -> None:
     ]
 
 
-def test_run_that_is_replaced_is_told_anew(here: Path) -> None:
-    run = make_run("mine", [started(10), step(1), step(2), step(3)])
-    with run.lock(), server() as served:
-        stream = served.messages("/runs/mine/events")
+def test_run_that_is_replaced_is_told_anew(served: Served) -> None:
+    run = make_run("replaced", [started(10), step(1), step(2), step(3)])
+    with run.lock():
+        stream = served.messages("/runs/replaced/events")
         assert len(list(itertools.islice(stream, 4))) == 4
         run.events.unlink()
         append(run, [started(77), step(1), ended(1)])
@@ -296,36 +281,34 @@ def test_run_that_is_replaced_is_told_anew(here: Path) -> None:
             ("message", None),
             ("end", None),
         ]
-        assert served.json("/runs/mine")["steps"] == 77
+        assert served.json("/runs/replaced")["steps"] == 77
 
 
-def test_run_that_is_deleted_ends_its_stream_and_leaves_the_list(here: Path) -> None:
-    run = make_run("mine", [started(10), step(1)])
-    with server() as served:
-        with run.lock():
-            stream = served.messages("/runs/mine/events")
-            assert len(list(itertools.islice(stream, 2))) == 2
-            shutil.rmtree(run.path, ignore_errors=True)
-            assert list(stream)[-1][0] == "gone"
-        assert served.ask("/runs/mine").status == 404
-        while served.json("/runs"):  # the list is read once a second
-            time.sleep(0.2)
+def test_run_that_is_deleted_ends_its_stream_and_leaves_the_list(served: Served) -> None:
+    run = make_run("deleted", [started(10), step(1)])
+    with run.lock():
+        stream = served.messages("/runs/deleted/events")
+        assert len(list(itertools.islice(stream, 2))) == 2
+        shutil.rmtree(run.path, ignore_errors=True)
+        assert list(stream)[-1][0] == "gone"
+    assert served.ask("/runs/deleted").status == 404
+    while "deleted" in [row["name"] for row in served.json("/runs")]:  # read once a second
+        time.sleep(0.2)
 
 
-def test_clock_that_jumps_breaks_nothing(here: Path) -> None:
+def test_clock_that_jumps_breaks_nothing(served: Served) -> None:
     events = [
         started(9),
         *(step(n, time=BEGAN + (n if n % 2 else -1e6 * n)) for n in range(1, 9)),
         step(9, time=None),
     ]
     make_run("clock", events)
-    with server() as served:
-        run = served.json("/runs/clock")
+    run = served.json("/runs/clock")
     assert run["step"] == 9
     assert run["elapsed"] >= 0
 
 
-def test_lines_of_another_shape_break_nothing(here: Path) -> None:
+def test_lines_of_another_shape_break_nothing(served: Served) -> None:
     odd = [{"type": "step", "step": "one"}, {"type": "looked", "step": 1, "answers": [7, {"top": 3}, {"top": [{}, 1]}]},
            {"type": "evaluation", "step": 2, "evaluation": 5, "best": True}, {"type": "sensors", "core_use": "all"},
            {"type": "memory", "step": 3}, {"type": "of tomorrow"}]  # fmt: skip
@@ -333,14 +316,13 @@ def test_lines_of_another_shape_break_nothing(here: Path) -> None:
     with open(run.events, "ab") as file:
         file.write(b'\xff\xfe damaged\n[1, 2]\n"text"\n{"type": 5}\n')
     append(run, [step(2), ended(2, "failed", error="No space left on device")])
-    with server() as served:
-        found = served.json("/runs/odd")
-        assert (found["state"], found["step"], found["ending"]["error"]) == (
-            "failed",
-            2,
-            "No space left on device",
-        )
-        assert found["looked"][0]["answers"][0]["top"] == []
+    found = served.json("/runs/odd")
+    assert (found["state"], found["step"], found["ending"]["error"]) == (
+        "failed",
+        2,
+        "No space left on device",
+    )
+    assert found["looked"][0]["answers"][0]["top"] == []
 
 
 def test_many_tabs_are_served_by_one_reading_in_little_memory(here: Path) -> None:
@@ -381,9 +363,9 @@ def test_watching_does_not_load_torch_or_plotly() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_images_are_sent_as_images(here: Path, served: Served) -> None:
-    run = make_run("mine", [*learning_run(20), ended(20)])
-    answer = served.ask("/runs/mine/pictures/17.png")
+def test_images_are_sent_as_images(served: Served) -> None:
+    run = make_run("pictured", [*learning_run(20), ended(20)])
+    answer = served.ask("/runs/pictured/pictures/17.png")
     assert (answer.status, answer.headers["content-type"]) == (200, "image/png")
     assert answer.read() == (run.path / "pictures" / "17.png").read_bytes()
 
@@ -391,6 +373,7 @@ def test_images_are_sent_as_images(here: Path, served: Served) -> None:
 def test_port_in_use_is_said_in_a_line_or_passed_over(here: Path) -> None:
     with server(port=None) as first, server(port=None) as second:
         assert second.port > first.port
+        assert first.json("/runs") == []
         with pytest.raises(
             LapclipError, match=rf"Port {first.port} is in use.\nTry: .* --port {first.port + 1}"
         ):

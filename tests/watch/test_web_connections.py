@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import uvicorn
 
 from lapclip.web import security
 
+from ..conftest import wait_until
 from ..served import Served, ending, start
 
 SECONDS = 1.0
@@ -126,13 +127,6 @@ def asking(port: int, ending: bytes, stack: ExitStack) -> socket.socket:
     return raw
 
 
-def wait_until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 60
-    while not (done := condition()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return done
-
-
 @pytest.mark.parametrize("ending", [b"close", b"keep-alive"])
 def test_answers_that_nobody_reads_are_let_go(
     monkeypatch: pytest.MonkeyPatch, ending: bytes
@@ -140,8 +134,8 @@ def test_answers_that_nobody_reads_are_let_go(
     monkeypatch.setattr(security, "SECONDS_TO_READ", 0.3)
     with answering(b"x" * 20_000_000) as (port, server), ExitStack() as stack:
         asking(port, ending, stack)
-        assert wait_until(lambda: server.server_state.total_requests == 1)
-        assert wait_until(lambda: not server.server_state.connections)
+        wait_until(lambda: server.server_state.total_requests == 1)
+        wait_until(lambda: not server.server_state.connections)
 
 
 def test_slow_readers_get_all_of_their_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +153,7 @@ def test_unread_answers_make_room_for_others() -> None:
     with answering(b"x" * 20_000_000) as (port, server), ExitStack() as stack:
         for _ in range(8):
             asking(port, b"close", stack)
-        assert wait_until(lambda: len(server.server_state.connections) == 3)
+        wait_until(lambda: len(server.server_state.connections) == 3)
 
 
 def test_answers_that_wait_to_be_read_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +165,8 @@ def test_answers_that_wait_to_be_read_are_bounded_together(monkeypatch: pytest.M
         readers = []
         for number in range(8):
             readers.append(asking(port, b"keep-alive", stack))
-            assert wait_until(lambda number=number: server.server_state.total_requests > number)
-        assert wait_until(lambda: len(server.server_state.connections) == 2)
+            wait_until(lambda number=number: server.server_state.total_requests > number)
+        wait_until(lambda: len(server.server_state.connections) == 2)
         got = 0
         while got < 20_000_000 and (piece := readers[-1].recv(500_000)):
             got += len(piece)

@@ -71,7 +71,8 @@ def serve(
         What callers see as the model's name; without it, the run's. Example: lapclip serve --name my-clip
     engine
         Compute with this engine instead of the fastest. onnx-float32 and onnx-int8 need an export that was made from
-        this model; int8 is taken so even where its check found a loss. Example: lapclip serve --engine onnx-int8
+        this model. int8 is never taken by itself, because its vectors do not compare with the model's own. Example:
+        lapclip serve --engine onnx-int8
     threads
         Threads of the engine, instead of as many as serve fastest. Example: lapclip serve --threads 1
     cache
@@ -102,7 +103,6 @@ def serve(
     with loading():
         from lapclip.commands import serve as command
 
-    have_model(model, yes=yes)
     options = command.ServeOptions(
         model=model,
         port=port,
@@ -121,9 +121,11 @@ def serve(
         immich_upstream=immich_upstream,
     )
     as_json = (lambda line: print(to_json(line), flush=True)) if common and common.json else None
-    with display() as shown:
-        opened = command.open_service(
-            options, shown.doing, shown.counting("indexing"), shown.waiting
-        )
-    command.serve(opened, as_json)
+    with command.taking_hangups() as hangups:
+        have_model(model, yes=yes)
+        with display() as shown:
+            opened = command.open_service(
+                options, shown.doing, shown.counting("indexing"), shown.waiting
+            )
+        command.serve(opened, hangups, as_json)
     return 0

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from lapclip.serving.folder_search import FolderSearch
     from lapclip.serving.model_forms import Stamps
     from lapclip.serving.service import ServedModel, Service
-    from lapclip.serving.swap import Swapper
 
 FIRST_PORT = 8871
 PACKAGES = ("fastapi", "orjson", "prometheus_client", "python_multipart")
@@ -103,6 +102,52 @@ class OpenedService:
     search: FolderSearch | None
 
 
+class Hangups:
+    """SIGHUP as a request to look for a newer model. One from before the server answers is kept.
+
+    If the signal means that the terminal is gone, it ends the server as SIGTERM does.
+    """
+
+    def __init__(self) -> None:
+        self._in_terminal = os.isatty(2)
+        self._is_pending = False
+        self._ask: Callable[[], None] | None = None
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
+        if self._in_terminal and not os.isatty(2):
+            signal.raise_signal(signal.SIGTERM)
+        elif self._ask is None:
+            self._is_pending = True
+        else:
+            self._ask()
+
+    def forward_to(self, ask: Callable[[], None]) -> None:
+        """Call `ask` for each signal from now on, and for one that has come already."""
+        self._ask = ask
+        if self._is_pending:
+            ask()
+
+
+@contextmanager
+def taking_hangups() -> Iterator[Hangups]:
+    """Handle SIGHUP, if the system has it and nobody chose to ignore it."""
+    hangups = Hangups()
+    number = getattr(signal, "SIGHUP", None)
+    if number is None or signal.getsignal(number) is signal.SIG_IGN:
+        yield hangups
+        return
+    try:
+        before = signal.signal(number, hangups.receive)
+    except ValueError:  # not in the main thread
+        yield hangups
+        return
+    try:
+        yield hangups
+    finally:
+        signal.signal(number, before)
+
+
 def open_service(
     options: ServeOptions,
     status: Status = lambda _: None,
@@ -158,7 +203,11 @@ def served_name(options: ServeOptions, which: WhichModel) -> str:
     return printable(options.name or (which.name if which.made_by else which.path.name))
 
 
-def serve(opened: OpenedService, as_json: Callable[[dict[str, Any]], None] | None = None) -> None:
+def serve(
+    opened: OpenedService,
+    hangups: Hangups,
+    as_json: Callable[[dict[str, Any]], None] | None = None,
+) -> None:
     """Serve a model until a signal ends it. KeyboardInterrupt where requests were left unanswered.
 
     `as_json` gets what a script has to know, and all for people goes to stderr; without it, to stdout.
@@ -230,7 +279,8 @@ def serve(opened: OpenedService, as_json: Callable[[dict[str, Any]], None] | Non
         notes=opened.notes,
     )
     try:
-        with which.in_use(), _taking_hangups(swapper):
+        hangups.forward_to(swapper.ask)
+        with which.in_use():
             all_answered = serve_until_interrupted(
                 make_app(service, search, options.immich_upstream),
                 announcement,
@@ -396,30 +446,3 @@ def curl_command(url: str, key_file: Path | None) -> str:
         words += ["-H", f'"Authorization: Bearer $(cat {quoted(str(key_file))})"']
     words += ["-H", quoted("Content-Type: application/json"), "-d", quoted(BODY)]
     return " ".join(words)
-
-
-@contextmanager
-def _taking_hangups(swapper: Swapper) -> Iterator[None]:
-    """SIGHUP asks for a newer model, where the system has it and nobody chose to ignore it. Where it tells that the
-    terminal is gone, it ends the server as SIGTERM does."""
-    number = getattr(signal, "SIGHUP", None)
-    if number is None or signal.getsignal(number) is signal.SIG_IGN:
-        yield
-        return
-    in_terminal = os.isatty(2)
-
-    def hangup(_number: int, _frame: FrameType | None) -> None:
-        if in_terminal and not os.isatty(2):
-            signal.raise_signal(signal.SIGTERM)
-        else:
-            swapper.ask()
-
-    try:
-        before = signal.signal(number, hangup)
-    except ValueError:  # not in the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(number, before)

@@ -18,9 +18,7 @@ from lapclip.exporting.export_folder import EXPORTED
 from lapclip.machine.other_programs import describe_busy_cores
 from lapclip.measure.timing import Timer
 from lapclip.progress import Progress, Status
-from lapclip.runs.events import mapping
 from lapclip.runs.folder import Run
-from lapclip.text import number
 from lapclip.weights import is_exported
 
 LEAST_COSINE, MOST_LOST = 0.995, 0.01
@@ -189,18 +187,6 @@ class FoundExport:
     def is_of(self, fingerprint: str) -> bool:
         """Return whether it was made from this model."""
         return self.about.get("made_from") == fingerprint
-
-    @property
-    def lost_nothing(self) -> bool:
-        """Whether its check found that it answers as well as the model itself."""
-        check = mapping(self.about.get("check"))
-        before, after = number(check.get("recall_before")), number(check.get("recall_after"))
-        return (
-            check.get("passed") is True
-            and before is not None
-            and after is not None
-            and after >= before
-        )
 
 
 def find_export(run: Run, to: str) -> FoundExport | None:

@@ -30,7 +30,15 @@ from lapclip.measure.timing import Timer, Timing
 from lapclip.progress import Status
 from lapclip.serving.engine import BatchTimes, Engine
 from lapclip.serving.items import ImageFile
-from lapclip.serving.model_forms import CPU, EXPORTS, Form, ModelForms, open_export, stamp_files
+from lapclip.serving.model_forms import (
+    CPU,
+    EXPORTS,
+    INT8,
+    Form,
+    ModelForms,
+    open_export,
+    stamp_files,
+)
 from lapclip.suggest import command
 from lapclip.weights import DESCRIPTION, is_exported
 from lapclip.which_model import WhichModel
@@ -59,6 +67,7 @@ def open_engine(
     status: Status = lambda _: None,
 ) -> Engine:
     """Open the fastest engine for a model, raced or remembered."""
+    models = None
     if is_exported(which.path):
         forms = [export_form(which, request)]
         open_form: OpenForm = open_export
@@ -77,6 +86,8 @@ def open_engine(
             MEMORY.remember(question, to_answer(engine))
         else:
             engine.reasons.append(f"{busy}; it is measured again at the next start")
+    if models is not None and INT8 in models.exports:
+        engine.reasons.append(explain_int8(models, engine))
     return engine
 
 
@@ -94,8 +105,7 @@ def open_same_engine(which: WhichModel, old: Engine) -> Engine | None:
         models = ModelForms(which)
         if old.name in EXPORTS:
             export = models.exports.get(old.name)
-            is_worse = export is not None and old.name == "onnx-int8" and not export.lost_nothing
-            if export is None or is_worse:
+            if export is None:
                 return None
             form = replace(form, folder=export.folder)
         engine = models.open(form)
@@ -113,8 +123,8 @@ def open_same_engine(which: WhichModel, old: Engine) -> Engine | None:
 
 def export_form(which: WhichModel, request: EngineRequest) -> Form:
     """Return the only form of a model that is an exported folder."""
-    is_int8 = read_description(which.path)["format"] == "onnx-int8"
-    name = "onnx-int8" if is_int8 else "onnx-float32"
+    is_int8 = read_description(which.path)["format"] == EXPORTS[INT8]
+    name = INT8 if is_int8 else "onnx-float32"
     if request.engine not in (None, name):
         raise ConfigError(
             f"{which.path} is an export for {name}.", hint=command("serve", which.path)
@@ -123,13 +133,16 @@ def export_form(which: WhichModel, request: EngineRequest) -> Form:
 
 
 def list_forms(models: ModelForms, request: EngineRequest) -> list[Form]:
-    """Return the forms that may serve a model. Only those of the requested engine, if there is one."""
+    """Return the forms that may serve a model. Only those of the requested engine, if there is one.
+
+    An int8 export has to be requested, because its vectors do not compare with the model's own.
+    """
     device, _ = choose_device(AUTO)
     forms = [Form("torch-float32")]
     if not device.is_cpu:
         forms += [Form("torch-float32", device.kind), Form(f"torch-{device.half}", device.kind)]
     for engine, export in models.exports.items():
-        if engine == "onnx-float32" or export.lost_nothing or request.engine == engine:
+        if engine != INT8 or request.engine == INT8:
             forms.append(Form(engine, folder=export.folder))
     if request.engine is None:
         return forms
@@ -149,6 +162,17 @@ def missing_export(models: ModelForms, export_format: str, engine: str) -> Weigh
         f"--engine {engine} needs an export of this very model; {name} has none.",
         hint=command("export", name, "--to", export_format, "--force"),
     )
+
+
+def explain_int8(models: ModelForms, engine: Engine) -> str:
+    """Explain which vectors the int8 export of a served model compares with."""
+    if engine.name != INT8:
+        return (
+            f"{INT8} was not measured, because its vectors do not compare with the model's own: "
+            f"--engine {INT8} takes it"
+        )
+    embed = command("embed", "DATA", "--model", models.exports[INT8].folder)
+    return f"its vectors do not compare with the model's own, but with those of {embed}"
 
 
 def race_engines(forms: Sequence[Form], request: EngineRequest, open_form: OpenForm) -> Engine:

@@ -17,8 +17,9 @@ from lapclip.training.precision import RoundedCopy
 from lapclip.weights import CONFIG, DESCRIPTION
 from lapclip.which_model import WhichModel
 
+INT8 = "onnx-int8"
 # Formats of `lapclip export` by the engine that runs them.
-EXPORTS = {"onnx-float32": "onnx", "onnx-int8": "onnx-int8"}
+EXPORTS = {"onnx-float32": "onnx", INT8: "onnx-int8"}
 CPU = "cpu"
 
 

@@ -11,10 +11,11 @@ function present(state) {
   say("name", model.name);
   document.title = `${model.name}: lapclip serve`;
   say("about", `model ${model.fingerprint}, ${model.dimension} numbers a vector, ${model.engine} on ${model.device} with ${model.threads} ${model.threads === 1 ? "thread" : "threads"}, since ${ago(model.since)}`);
-  say("queue", count(state.queue.items));
-  say("queue-rest", state.queue.items ? `images and texts, about ${significant(state.queue.seconds)} s of work` : "nobody waits");
+  const queue = state.queue;
+  const waiting = queue.items ? `${count(queue.items)} items, about ${significant(queue.seconds)} s of work` : "nothing";
   const asked = state.cache.hits + state.cache.misses;
   byId("now").replaceChildren(
+    fact("waiting", waiting),
     fact("from the cache", asked ? percent(state.cache.hits / asked, 0) : "–"),
     fact("memory", size(state.memory_bytes)),
   );

@@ -118,10 +118,13 @@ export function drawStep(run, event) {
   if (event) for (const [id, [name, text]] of Object.entries(NOW)) put(list, id, name, text(event));
   const step = event ? Math.max(event.step, run.state === "running" ? 0 : run.step) : run.step;
   const part = run.steps ? Math.min(1, step / run.steps) : 0;
-  const progress = byId("progress");
-  progress.value = part;
+  const endedEarly = run.state === "finished" && step < run.steps;
+  byId("progress").value = endedEarly ? 1 : part;
   const epoch = event && event.epoch ? ` · epoch ${count(event.epoch)}` : "";
-  say("progress-text", run.steps ? `Step ${count(step)} of ${count(run.steps)} · ${percent(part, 0)}${epoch}` : "Setting up");
+  let text = "Setting up";
+  if (endedEarly) text = `Ended early, after step ${count(step)} of ${count(run.steps)}`;
+  else if (run.steps) text = `Step ${count(step)} of ${count(run.steps)} · ${percent(part, 0)}${epoch}`;
+  say("progress-text", text);
   document.title = run.state === "running" ? `${percent(part, 0)} ${run.name} · lapclip` : `${run.status}: ${run.name} · lapclip`;
 }
 
