@@ -15,13 +15,14 @@ CASES = 25
 
 
 @pytest.fixture(scope="module")
-def hostile() -> ModuleType:
+def hostile(exported: Path) -> ModuleType:
     path = Path(__file__).parent.parent / "benchmarks" / "hostile_files.py"
     spec = importlib.util.spec_from_file_location("hostile_files", path)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    vars(module).update(a_run=lambda: exported, onnx_folder=lambda: exported / "exported" / "onnx")
     return module
 
 

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -38,7 +37,7 @@ from lapclip.runs.folder import (
 )
 from lapclip.runs.heartbeat import beat_of, read_beat, write_beat
 
-from ..conftest import SMALL, lapclip, lapclip_process, set_flags
+from ..conftest import SMALL, lapclip, lapclip_process, set_flags, wait_until
 from ..small_runs import photos, prepared_run, stop_after, train_small
 
 LONG = [setting for setting in SMALL if "steps" not in setting] + ["train.steps=100000"]
@@ -49,13 +48,6 @@ def begin(name: str, settings: list[str], *more: str) -> CompletedProcess[str]:
     done = lapclip_process("train", "--background", "--name", name, *more, *set_flags(*settings))
     assert done.returncode == 0, done.stderr
     return done
-
-
-def until(ready: Any, seconds: float = 90.0) -> None:
-    ends = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < ends, "it did not happen"
-        time.sleep(0.1)
 
 
 def events(name: str) -> list[dict[str, Any]]:
@@ -73,7 +65,7 @@ def test_a_run_in_the_background_works_on_is_listed_and_stops_when_asked(here: P
     }
     run = find_run("mine")
     assert run.state in ("starting", "running")
-    until(lambda: run.state == "running" and run.events.exists() and len(events("mine")) > 5)
+    wait_until(lambda: run.state == "running" and run.events.exists() and len(events("mine")) > 5)
     beat = read_beat(run.pulse)
     assert beat is not None
     assert beat.alive
@@ -93,7 +85,7 @@ def test_a_run_in_the_background_works_on_is_listed_and_stops_when_asked(here: P
 def test_a_process_that_dies_without_a_word_is_recognised_and_can_be_resumed(here: Path) -> None:
     begin("mine", LONG)
     run = find_run("mine")
-    until(
+    wait_until(
         lambda: (
             run.state == "running"
             and run.pulse.exists()
@@ -104,13 +96,13 @@ def test_a_process_that_dies_without_a_word_is_recognised_and_can_be_resumed(her
     beat = read_beat(run.pulse)
     assert beat is not None
     os.kill(beat.process, signal.SIGKILL)
-    until(lambda: not beat.alive and run.state == "died")
+    wait_until(lambda: not beat.alive and run.state == "died")
     listed = lapclip("runs")
     assert "died" in listed.stdout
     assert "resume mine" in listed.stdout
     assert lapclip_process("resume", "mine", "--background").returncode == 0
     assert run.state in ("starting", "running")
-    until(lambda: any(event["type"] == "resumed" for event in events("mine")))
+    wait_until(lambda: any(event["type"] == "resumed" for event in events("mine")))
     assert lapclip("stop", "mine").returncode == 0
     refused = lapclip("train", "--background", "--name", "mine", *set_flags(*LONG))
     assert refused.returncode == 2
@@ -435,7 +427,7 @@ def test_a_command_that_is_interrupted_leaves_a_run_that_can_be_started(
 def test_what_fails_while_starting_is_shown_with_its_words(here: Path) -> None:
     begin("mine", [*SMALL, "data.train_pairs=12"])
     run = find_run("mine")
-    until(lambda: run.state == "failed")
+    wait_until(lambda: run.state == "failed")
     assert "train.batch_size 16 is more than the 12 training images" in run.log.read_text()
     done = lapclip("eval", "mine")
     assert done.returncode == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from lapclip.data.loading import Listing
 from lapclip.data.sources import read_table
 from lapclip.data.tokenizers import clip_tokenizer
 from lapclip.errors import ConfigError
-from tests.browsing import needs_browser, started_browser
+from tests.browsing import needs_browser
 from tests.data.check.made import odd_folder
 from tests.report.pages import Page
 
@@ -60,18 +61,20 @@ def test_only_an_older_page_is_replaced(checked: CheckedData, tmp_path: Path) ->
 
 @needs_browser
 @pytest.mark.parametrize("width", [1280, 390])
-def test_a_browser_shows_the_page(checked: CheckedData, tmp_path: Path, width: int) -> None:
+def test_a_browser_shows_the_page(
+    browser: Any, checked: CheckedData, tmp_path: Path, width: int
+) -> None:
     path = tmp_path / "pairs.html"
     write_page(path, "photos", checked, find_all(checked))
     wrong: list[str] = []
-    with started_browser() as browser:
-        page = browser.new_page(viewport={"width": width, "height": 800})
-        page.on("console", lambda message: wrong.append(message.text))
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.goto(path.as_uri())
-        images = page.locator("img")
-        assert images.count() >= len(checked.usable)
-        assert images.evaluate_all("all => all.every(image => image.naturalWidth > 1)")
-        assert page.title() == "Check of photos"
-        assert page.evaluate("document.documentElement.scrollWidth") == width
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto(path.as_uri())
+    images = page.locator("img")
+    assert images.count() >= len(checked.usable)
+    assert images.evaluate_all("all => all.every(image => image.naturalWidth > 1)")
+    assert page.title() == "Check of photos"
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    page.close()
     assert wrong == []

@@ -98,17 +98,22 @@ def test_runs_killed_at_random_moments_lose_nothing(
     sys.platform == "win32", reason="Windows has no SIGTERM to send to another process"
 )
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: int, status: int) -> None:
-    process = start(tmp_path, "train", "--name", "mine", *SETTINGS)
-    wait_for_step(tmp_path, 3, process)
+def test_a_second_process_on_a_run_is_refused_and_a_signal_saves_and_says_how_to_go_on(
+    here: Path, number: int, status: int
+) -> None:
+    process = start(here, "train", "--name", "mine", *SETTINGS)
+    wait_for_step(here, 3, process)
+    second = lapclip("resume", "mine")
+    assert second.returncode == 2
+    assert "Another process is working on" in second.stderr
     process.send_signal(number)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == status, errors
     assert "lapclip resume mine" in output
     assert "Traceback" not in errors
-    last = events(tmp_path)[-1]
+    last = events(here)[-1]
     assert last["type"] == "stopped"
-    assert (tmp_path / "runs/mine/checkpoints" / f"step-{last['step']:08d}").is_dir()
+    assert (here / "runs/mine/checkpoints" / f"step-{last['step']:08d}").is_dir()
 
 
 def wait_on_terminal(folder: Path, number: int, terminal: int) -> None:
@@ -160,7 +165,7 @@ def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     process = subprocess.Popen(
-        command("train", "--name", "mine", *SETTINGS),
+        command("train", "--name", "mine", *SETTINGS, "--set", "train.steps=40"),
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -190,21 +195,6 @@ def test_an_interrupt_while_images_are_drawn_says_so(tmp_path: Path) -> None:
     assert [event["type"] for event in events(tmp_path)] == ["stopped"]
 
 
-def test_a_second_process_on_a_run_is_refused_and_stop_ends_the_first(here: Path) -> None:
-    process = start(here, "train", "--name", "mine", *SETTINGS)
-    wait_for_step(here, 3, process)
-    second = lapclip("resume", "mine")
-    assert second.returncode == 2
-    assert "Another process is working on" in second.stderr
-    stopped = lapclip("stop", "mine", "--json")
-    assert stopped.returncode == 0, stopped.stderr
-    assert json.loads(stopped.stdout)["state"] == "stopped"
-    assert process.wait(30) == 0
-    again = lapclip("stop", "mine")
-    assert again.returncode == 2
-    assert "is not running; it is stopped" in again.stderr
-
-
 def test_commands_without_a_name_take_the_newest_run_that_fits(here: Path, trained: Path) -> None:
     train_small("train.steps=40", name="older", callbacks=stop_after(3))
     process = start(here, "train", "--name", "going", *SETTINGS, "--set", "train.steps=100000")
@@ -219,9 +209,10 @@ def test_commands_without_a_name_take_the_newest_run_that_fits(here: Path, train
     assert "Stopping runs/going." in stopped.stderr.replace("\\", "/")
     assert json.loads(stopped.stdout)["state"] == "stopped"
     assert process.wait(30) == 0
-    nothing = lapclip("stop")
-    assert nothing.returncode == 2
-    assert "No run is running" in nothing.stderr
+    for arguments, reason in (([], "No run is running"), (["going"], "not running; it is stopped")):
+        again = lapclip("stop", *arguments)
+        assert again.returncode == 2
+        assert reason in again.stderr
     shutil.rmtree(here / "runs/going")
     resumed = lapclip("resume", "--json")
     assert resumed.returncode == 0, resumed.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -30,20 +29,27 @@ def rename_and_die(source, target):
 export_folder.replace = rename_and_die
 main(sys.argv[1:])
 """
-FULL_DISK = """
-import resource, sys
-from lapclip.cli import main
-
-limit = int(sys.argv.pop(1))
-resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-main(sys.argv[1:])
-"""
 
 
-def run_program(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    quiet = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}  # Python 3.11 would cut off bytecode
-    command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=quiet)
+def run_killed(*arguments: str) -> None:
+    """Run a command in a process that dies right after its first rename."""
+    program = [sys.executable, "-c", KILLED_BETWEEN_RENAMES, *arguments]
+    killed = subprocess.run(program, capture_output=True, timeout=300)
+    assert killed.returncode == -signal.SIGKILL
+
+
+def run_on_full_disk(limit: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that can write no file beyond `limit` bytes."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "dont_write_bytecode", True)  # Python 3.11 would cut it off
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            return lapclip(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -60,13 +66,10 @@ def test_an_export_killed_between_its_renames_keeps_the_older_one(mine: Path) ->
     arguments = ("export", "mine", "--to", "openclip", "--out", "out")
     assert lapclip(*arguments).returncode == 0
     before = files_of(mine / "out")
-    killed = run_program(KILLED_BETWEEN_RENAMES, *arguments, "--force")
-    assert killed.returncode == -signal.SIGKILL
+    run_killed(*arguments, "--force")
     assert not (mine / "out").exists()
 
-    full = run_program(
-        FULL_DISK, "50000", *arguments, "--force"
-    )  # the next export writes nothing either
+    full = run_on_full_disk(50_000, *arguments, "--force")  # the next export writes nothing either
     assert full.returncode == 2, full.stderr
     assert files_of(mine / "out") == before
     refused = lapclip(*arguments)
@@ -81,7 +84,7 @@ def test_cleaning_leaves_the_only_copy_of_an_export(mine: Path) -> None:
     assert lapclip(*arguments).returncode == 0
     exported = mine / "runs" / "mine" / "exported"
     before = files_of(exported / "openclip")
-    assert run_program(KILLED_BETWEEN_RENAMES, *arguments, "--force").returncode == -signal.SIGKILL
+    run_killed(*arguments, "--force")
     assert lapclip("clean", "leftovers", "--yes").returncode in (0, 2)
     assert lapclip(*arguments).returncode == 2
     assert files_of(exported / "openclip") == before
@@ -92,7 +95,7 @@ LIMITS = [*[("huggingface", limit) for limit in (100, 1_000, 10_000)], ("opencli
 
 @pytest.mark.parametrize(("to", "limit"), LIMITS)
 def test_a_full_disk_is_one_message(to: str, limit: int, mine: Path) -> None:
-    full = run_program(FULL_DISK, str(limit), "export", "mine", "--to", to, "--out", "out")
+    full = run_on_full_disk(limit, "export", "mine", "--to", to, "--out", "out")
     assert full.returncode == 2, full.stderr
     assert "Traceback" not in full.stderr
     assert "fault" not in full.stderr

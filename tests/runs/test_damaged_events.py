@@ -23,6 +23,7 @@ from lapclip.runs.summary import summarise
 from lapclip.runs.view import RunView
 from lapclip.watch.web.snapshot import snapshot
 
+from ..conftest import examples
 from ..watch.made import ended, evaluation, memory, ranks, sensors, started, step, together
 
 ODD = [
@@ -122,7 +123,7 @@ def test_the_run_is_one_that_many_checks_have_something_to_say_about() -> None:
     )
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(40))
 @given(st.lists(st.tuples(st.sampled_from(PATHS), st.sampled_from(ODD)), min_size=1, max_size=6))
 def test_damaged_numbers_are_no_fault(damage: list[tuple[tuple[Any, ...], Any]]) -> None:
     events = copy.deepcopy(RUN)

@@ -19,6 +19,8 @@ from lapclip.runs.folder import Run
 from lapclip.runs.heartbeat import LATE, Beat, Pulse, beat_of, read_beat, write_beat
 from lapclip.suggest import command
 
+from ..conftest import wait_until
+
 
 def test_a_process_that_lives_is_known_by_number_and_beginning() -> None:
     beat = beat_of(os.getpid())
@@ -30,12 +32,8 @@ def test_a_process_that_lives_is_known_by_number_and_beginning() -> None:
     there = beat_of(child.pid)
     assert there.alive
     child.kill()
-    deadline = time.monotonic() + 30
-    while (
-        there.alive and time.monotonic() < deadline
-    ):  # nobody has asked how it ended: the system keeps its number
-        time.sleep(0.01)
-    assert not there.alive
+    # Nobody has asked how it ended: the system keeps its number.
+    wait_until(lambda: not there.alive)
     child.wait()
     assert not there.alive
 

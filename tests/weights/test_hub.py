@@ -25,7 +25,17 @@ from .made import embedder, save_openclip
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LOAD = "import sys, lapclip; print(lapclip.load(sys.argv[1]).model.shape.name)"
-EVAL = "import sys; from lapclip.cli import main; main(['eval', sys.argv[1], 'scenes'])"
+EVAL = """
+import sys
+from lapclip.cli import main
+
+for name in sys.argv[1:]:
+    try:
+        main(["eval", name, "scenes"])
+    except SystemExit as end:
+        print(end.code, flush=True)
+    print("end", file=sys.stderr, flush=True)
+"""
 
 
 @pytest.fixture
@@ -80,7 +90,7 @@ def hub(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def ask(
-    program: str, name: str, home: Path, **environment: str
+    program: str, *names: str, home: Path, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """In a process of its own, because the address of the hub is read once."""
     known = {
@@ -89,7 +99,7 @@ def ask(
         if not key.startswith("HF_") and "proxy" not in key.lower()
     }
     return subprocess.run(
-        [sys.executable, "-c", program, name],
+        [sys.executable, "-c", program, *names],
         env=known | {"HF_HOME": str(home)} | environment,
         capture_output=True,
         text=True,
@@ -101,32 +111,42 @@ def test_a_name_is_downloaded_once_and_then_found_offline(
     hub: tuple[str, list[str]], tmp_path: Path, here: Path
 ) -> None:
     address, asked = hub
-    done = ask(LOAD, "hf:someone/small", tmp_path / "home", HF_ENDPOINT=address)
+    done = ask(LOAD, "hf:someone/small", home=tmp_path / "home", HF_ENDPOINT=address)
     assert done.stdout.strip() == "vit-64x2-8", done.stderr
     assert not any("large.msgpack" in path for path in asked)
-    offline = ask(LOAD, "someone/small", tmp_path / "home", HF_ENDPOINT=address, HF_HUB_OFFLINE="1")
+    offline = ask(
+        LOAD, "someone/small", home=tmp_path / "home", HF_ENDPOINT=address, HF_HUB_OFFLINE="1"
+    )
     assert offline.stdout.strip() == "vit-64x2-8", offline.stderr
 
 
 @pytest.mark.parametrize(
-    ("name", "offline", "message"),
+    ("offline", "messages"),
     [
-        ("hf:someone/else", "", "no file or folder someone/else, and no model of that name on the"),
         (
-            "hf:someone/small",
-            "1",
-            "folder someone/small, and the Hugging Face hub cannot be reached",
+            "",
+            {
+                "hf:someone/else": "no file or folder someone/else, and no model of that name on the",
+                "someone/small": "hf:someone/small",  # it may be a mistyped path
+            },
         ),
-        ("someone/small", "", "hf:someone/small"),  # it may be a mistyped path
+        (
+            "1",
+            {
+                "hf:someone/small": "folder someone/small, and the Hugging Face hub cannot be reached",
+            },
+        ),
     ],
 )
 def test_a_model_that_is_not_downloaded_is_said_so(
-    name: str, offline: str, message: str, hub: tuple[str, list[str]], tmp_path: Path, here: Path
+    offline: str, messages: dict[str, str], hub: tuple[str, list[str]], tmp_path: Path, here: Path
 ) -> None:
-    done = ask(EVAL, name, tmp_path / "home", HF_ENDPOINT=hub[0], HF_HUB_OFFLINE=offline)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) <= 3
+    done = ask(EVAL, *messages, home=tmp_path / "home", HF_ENDPOINT=hub[0], HF_HUB_OFFLINE=offline)
+    assert done.stdout.split() == ["2"] * len(messages)
+    answers = done.stderr.split("end\n")[:-1]
+    for answer, message in zip(answers, messages.values(), strict=True):
+        assert message in answer
+        assert len(answer.strip().splitlines()) <= 3
     assert not any("resolve" in path for path in hub[1])
 
 
