@@ -207,7 +207,7 @@ def test_requests_that_cannot_be_met_are_refused_before_anything_is_scored(
     write_photos(Path("other"), ["test"] * 4)
     save_model(embedder(replace(SHAPE, image_size=48)), Path("wide"))
     with pytest.raises(LapclipError, match=words):
-        evaluate(EvaluationRequest(**{"model": "mine", "device": "cpu"} | options))
+        evaluate(replace(EvaluationRequest("mine", device="cpu"), **options))
     assert not (mine / "evaluation").exists()
     assert not (mine / "blended").exists()
 
