@@ -15,10 +15,12 @@ import time
 
 import torch
 
-from lapclip.commands import run_setup
-from lapclip.commands.run_setup import build, make_plan
+from lapclip.commands.choose_recipe import read_request
 from lapclip.measure.phases import Stopwatch
 from lapclip.measure.timing import Timer
+from lapclip.runs.folder import TrainRequest
+from lapclip.training.preparation import prepare
+from lapclip.training.run_parts import build, make_plan
 
 ROUNDS = 5
 
@@ -34,7 +36,7 @@ def main() -> None:
         *([f"train.start={arguments.start}"] if arguments.start else []),
     ]
     began = time.perf_counter()
-    setup = run_setup.set_up(arguments.recipe, settings, None)
+    setup = prepare(read_request(TrainRequest(arguments.recipe, tuple(settings))))
     prepared = time.perf_counter() - began
     plain_plan = make_plan(setup.config, setup.data, setup.tokenizer)
     other, _ = build(setup.config, setup.tokenizer, setup.device, setup.initial_weights)

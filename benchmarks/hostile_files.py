@@ -316,13 +316,14 @@ def put(folder: Path, original: Path, data: bytes) -> Path:
 def a_run() -> Path:
     """Return the folder of a run of two steps, made once."""
     from lapclip.commands.train import train
+    from lapclip.runs.folder import TrainRequest
 
     settings = ["model.name=tiny", "data.train_pairs=64", "train.batch_size=16", "train.steps=2"]
     settings += ["train.device=cpu", "train.dtype=float32", "train.word_weight=0.0"]
     settings += ["work.keep_awake=false"]
     folder = Path(tempfile.mkdtemp())
     with contextlib.chdir(folder):
-        train("first-run", settings, name="made")
+        train(TrainRequest("first-run", tuple(settings)), name="made")
     return folder / "runs" / "made"
 
 

@@ -480,8 +480,9 @@ def main() -> None:
             str(base / "cache"),
         )
         from lapclip.commands.train import train
+        from lapclip.runs.folder import TrainRequest
 
-        train("first-run", SETTINGS, name="model")
+        train(TrainRequest("first-run", tuple(SETTINGS)), name="model")
         model = (base / "runs" / "model").rename(base / "model")
         found = Findings(make_places(base))
         library = open_library(base / "photos", str(model))

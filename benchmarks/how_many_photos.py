@@ -21,6 +21,7 @@ import numpy as np
 from lapclip.commands.evaluate import evaluate
 from lapclip.commands.evaluation_data import EvaluationRequest
 from lapclip.commands.train import train
+from lapclip.runs.folder import TrainRequest
 
 
 def main() -> None:
@@ -45,9 +46,8 @@ def measured(
             "source": str(subset(rows, count, captions)),
             "pictures": str(table.parent.absolute()),
         }
-        train(
-            "heads", [f"data.{key}={json.dumps(value)}" for key, value in where.items()], name=name
-        )
+        settings = tuple(f"data.{key}={json.dumps(value)}" for key, value in where.items())
+        train(TrainRequest("heads", settings), name=name)
     result = evaluate(EvaluationRequest(name, split="val"))
     whole, words = result["hubness"], result["short_questions"]
     low, high = result["evaluation"]["intervals"]["t2i_r1"]

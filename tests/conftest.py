@@ -69,11 +69,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     """The folder of a finished run of 12 steps, to copy from."""
     from lapclip.commands.train import train
+    from lapclip.runs.folder import TrainRequest
 
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        train("first-run", SMALL, name="mine")
+        train(TrainRequest("first-run", tuple(SMALL)), name="mine")
     return folder / "runs" / "mine"
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from lapclip.commands.run_setup import Callbacks
-from lapclip.commands.train import Outcome, train
+from lapclip.commands import train as train_command
+from lapclip.commands.choose_recipe import read_request
 from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run, TrainRequest, create_run, find_run
+from lapclip.training.outcome import TrainOutcome
+from lapclip.training.preparation import prepare
+from lapclip.training.request import Callbacks
+from lapclip.training.run_parts import RunParts
 
 from .conftest import SMALL
 
@@ -26,7 +31,24 @@ def prepared_run(name: str, settings: dict) -> Run:
     return run
 
 
-def train_small(*settings: str, name: str = "run", **options) -> Outcome:
+def train(
+    recipe: str,
+    settings: Iterable[str] = (),
+    minutes: float | None = None,
+    name: str | None = None,
+    **options,
+) -> TrainOutcome:
+    """Train in a new run."""
+    request = TrainRequest(recipe, tuple(settings), minutes)
+    return train_command.train(request, name, **options)
+
+
+def prepared(recipe: str, settings: Iterable[str], minutes: float | None = None, *more) -> RunParts:
+    """A run that is ready for its first step, without a folder."""
+    return prepare(read_request(TrainRequest(recipe, tuple(settings), minutes)), *more)
+
+
+def train_small(*settings: str, name: str = "run", **options) -> TrainOutcome:
     return train("first-run", [*SMALL, *settings], name=name, **options)
 
 

@@ -21,7 +21,7 @@ from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.training.cuda_graph import make_step
-from lapclip.training.loop import score
+from lapclip.training.final_scores import score
 
 from .apple import AppleDevice, RefusedError, apple
 from .training.test_step import batch_of

@@ -20,7 +20,6 @@ import pytest
 from lapclip.cli.app import app
 from lapclip.commands import choose_recipe
 from lapclip.commands.resume import resume
-from lapclip.commands.train import train
 from lapclip.config import DataConfig, parse_settings
 from lapclip.data.sources.files import FILES
 from lapclip.data.table import Table
@@ -38,7 +37,7 @@ from lapclip.runs.folder import (
 from lapclip.runs.heartbeat import beat_of, read_beat, write_beat
 
 from ..conftest import SMALL, lapclip, lapclip_process, set_flags, wait_until
-from ..small_runs import photos, prepared_run, stop_after, train_small
+from ..small_runs import photos, prepared_run, stop_after, train, train_small
 
 LONG = [setting for setting in SMALL if "steps" not in setting] + ["train.steps=100000"]
 
@@ -349,7 +348,7 @@ def test_a_start_is_listed_and_its_end_is_written_down(
         states.append((row["name"], row["state"]))
         raise error
 
-    monkeypatch.setattr("lapclip.commands.train.set_up", set_up)
+    monkeypatch.setattr("lapclip.training.trainer.prepare", set_up)
     with pytest.raises(type(error) if isinstance(error, Exception) else KeyboardInterrupt):
         train("first-run", SMALL, name="mine")
     assert states == [("mine", "starting")]
@@ -461,8 +460,8 @@ def test_a_polite_run_waits_and_goes_on_by_itself_with_the_same_result(
     )
     monkeypatch.setattr(PolitePauses, "reason", lambda self: next(looks))
     lowered: list[bool] = []
-    monkeypatch.setattr("lapclip.commands.train.lower_priority", lambda: lowered.append(True))
-    monkeypatch.setattr("lapclip.training.loop.PAUSE_CHECK", 0.01)
+    monkeypatch.setattr("lapclip.training.run_process.lower_priority", lambda: lowered.append(True))
+    monkeypatch.setattr("lapclip.training.pauses.CHECK_SECONDS", 0.01)
     train("first-run", SMALL, name="plain")
     # Each step takes longer than this, so that the pause comes right after a checkpoint of the same step.
     train(

@@ -15,15 +15,15 @@ from PIL import Image
 import lapclip as package
 from lapclip.commands.evaluate import evaluate
 from lapclip.commands.evaluation_data import ChosenData, EvaluationRequest
-from lapclip.commands.train import Outcome, train
 from lapclip.embedder import load_torch
 from lapclip.errors import LapclipError
 from lapclip.evaluation import RANKS, WAYS
 from lapclip.runs.events import read_events
 from lapclip.training.checkpoint import save_model
+from lapclip.training.outcome import TrainOutcome
 
 from ..conftest import SMALL, lapclip
-from ..small_runs import write_classes, write_photos
+from ..small_runs import train, write_classes, write_photos
 from ..weights.made import SHAPE, embedder
 
 START = "runs/mine/start"
@@ -41,7 +41,7 @@ def spell(photos: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def tuned(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+def tuned(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainOutcome]:
     """A folder with photos and a run on them that began from a trained model; the last image block and heads learnt."""
     folder = tmp_path_factory.mktemp("tuned")
     with pytest.MonkeyPatch.context() as patch:
@@ -59,7 +59,7 @@ def tuned(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 
 @pytest.fixture
-def mine(tuned: tuple[Path, Outcome], here: Path) -> Path:
+def mine(tuned: tuple[Path, TrainOutcome], here: Path) -> Path:
     """A copy of it, with its photos beside it."""
     shutil.copytree(tuned[0] / "runs", here / "runs")
     shutil.copytree(tuned[0] / "photos", here / "photos")
@@ -83,7 +83,7 @@ def mean_recall(model: str, data: Path, split: str | None = None) -> float:
 
 
 def test_training_ends_with_the_score_of_the_start_beside_its_own(
-    tuned: tuple[Path, Outcome],
+    tuned: tuple[Path, TrainOutcome],
 ) -> None:
     folder, outcome = tuned
     assert outcome.evaluation is not None

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lapclip.commands import run_setup
 from lapclip.commands.resume import resume
-from lapclip.commands.train import Outcome, train
 from lapclip.config import (
     DataConfig,
     ModelConfig,
@@ -34,6 +32,8 @@ from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run, find_run
 from lapclip.training import teacher as teaching
 from lapclip.training.checkpoint import save_model
+from lapclip.training.outcome import TrainOutcome
+from lapclip.training.request import Callbacks
 from lapclip.training.teacher import (
     TeacherFile,
     TeacherModel,
@@ -43,7 +43,7 @@ from lapclip.training.teacher import (
 )
 
 from ..conftest import lapclip, set_flags
-from ..small_runs import losses, photos, stop_after
+from ..small_runs import losses, photos, stop_after, train
 
 STUDENT = [
     "model.name=tiny",
@@ -87,8 +87,8 @@ def make_teacher(folder: Path, seed: int = 5, **shape) -> Embedder:
 
 
 def train_small(
-    *settings: str, name: str = "run", callbacks: run_setup.Callbacks = run_setup.Callbacks()
-) -> Outcome:
+    *settings: str, name: str = "run", callbacks: Callbacks = Callbacks()
+) -> TrainOutcome:
     return train("distil", [source(), *STUDENT, *settings], name=name, callbacks=callbacks)
 
 

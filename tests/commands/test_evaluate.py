@@ -459,7 +459,7 @@ def test_a_run_measures_at_its_end_what_its_scores_are_worth(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On val, which chose the model; test chooses nothing, and an evaluation on other images does not replace it."""
-    monkeypatch.setattr("lapclip.commands.train.STEPS_TO_CALIBRATE", 1)
+    monkeypatch.setattr("lapclip.training.final_scores.MIN_CALIBRATION_STEPS", 1)
     train_small(name="mine")
     kept = calibration_of(which_model("mine"), load("runs/mine"))
     assert kept is not None

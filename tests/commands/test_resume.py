@@ -18,15 +18,16 @@ import lapclip
 from lapclip import paths
 from lapclip.cli import interrupts
 from lapclip.cli.resume import resume as resume_command
-from lapclip.commands import run_setup
-from lapclip.commands.resume import resume, set_up_again
+from lapclip.commands.resume import resume
 from lapclip.errors import CheckpointError, RunError
 from lapclip.machine import choose_device
 from lapclip.machine.desktop import Signals
 from lapclip.machine.ranks import ALONE
 from lapclip.runs.folder import find_run
 from lapclip.training import checkpoint
-from lapclip.training.loop import Training
+from lapclip.training.preparation import prepare_again
+from lapclip.training.request import Callbacks
+from lapclip.training.trainer import Trainer
 from lapclip.weights import WEIGHTS
 
 from ..conftest import SMALL, set_flags
@@ -85,7 +86,7 @@ def test_a_run_goes_on_with_the_tokens_it_began_with_and_the_words_it_predicts(
         assert train_small(*bpe, name="parts").state == "stopped"
     # Another release of what learns the tokens might number them otherwise, so they are not learnt again.
     monkeypatch.setattr(
-        "lapclip.commands.resume.fit_vocabulary", lambda *_: pytest.fail("learnt again")
+        "lapclip.training.preparation.fit_vocabulary", lambda *_: pytest.fail("learnt again")
     )
     assert resume("parts").state == "finished"
     assert losses("parts") == losses("whole")
@@ -138,7 +139,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_word(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(
-            "lapclip.commands.train.keep_newest", lambda *_: None
+            "lapclip.training.trainer.keep_newest", lambda *_: None
         )  # as before it was finished
         train_small("train.checkpoint_every_epochs=1", name="whole")
     shutil.copytree("runs/whole", "runs/copy")
@@ -204,7 +205,7 @@ def test_dying_anywhere_inside_a_save_loses_nothing(
 def test_a_run_resumed_before_its_second_checkpoint_keeps_its_first(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_small(callbacks=run_setup.Callbacks([_stop_at_once]))
+    train_small(callbacks=Callbacks([_stop_at_once]))
     shutil.rmtree("runs/run/checkpoints/step-00000001")
     untouched = (here / "runs/run/checkpoints/step-00000000/state.json").stat().st_mtime_ns
     with monkeypatch.context() as patched:
@@ -216,13 +217,13 @@ def test_a_run_resumed_before_its_second_checkpoint_keeps_its_first(
 def test_a_wish_to_stop_made_during_set_up_is_kept(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_small(callbacks=run_setup.Callbacks([_stop_at_once]))
+    train_small(callbacks=Callbacks([_stop_at_once]))
 
     def slow_set_up(run, saved, progress, ranks):
         run.ask_to_stop()
-        return set_up_again(run, saved, progress, ranks)
+        return prepare_again(run, saved, progress, ranks)
 
-    monkeypatch.setattr("lapclip.commands.resume.set_up_again", slow_set_up)
+    monkeypatch.setattr("lapclip.training.trainer.prepare_again", slow_set_up)
     assert resume("run").state == "stopped"
 
 
@@ -293,7 +294,7 @@ def test_no_command_writes_where_a_link_in_a_run_leads(
 
 
 def test_an_emptied_run_is_not_resumed(here: Path) -> None:
-    train_small(name="run", callbacks=run_setup.Callbacks([_stop_at_once]))
+    train_small(name="run", callbacks=Callbacks([_stop_at_once]))
     shutil.rmtree("runs/run/checkpoints")
     with pytest.raises(RunError, match="has no good checkpoint left"):
         resume("run")
@@ -301,7 +302,7 @@ def test_an_emptied_run_is_not_resumed(here: Path) -> None:
 
 def test_a_run_killed_before_its_first_step_starts_again(here: Path) -> None:
     train_small(name="whole")
-    train_small(name="run", callbacks=run_setup.Callbacks([_stop_at_once]))
+    train_small(name="run", callbacks=Callbacks([_stop_at_once]))
     run = find_run("run")
     shutil.rmtree(run.checkpoints)
     run.events.unlink()
@@ -310,7 +311,7 @@ def test_a_run_killed_before_its_first_step_starts_again(here: Path) -> None:
 
 
 def test_other_data_than_the_run_began_with_is_refused(here: Path) -> None:
-    train_small(callbacks=run_setup.Callbacks([_stop_at_once]))
+    train_small(callbacks=Callbacks([_stop_at_once]))
     settings = Path("runs/run/run.toml")
     settings.write_text(
         settings.read_text().replace("data_fingerprint = ", "data_fingerprint = 'x' # ")
@@ -322,7 +323,7 @@ def test_other_data_than_the_run_began_with_is_refused(here: Path) -> None:
 def test_moved_data_is_told_to_all_who_go_on_with_a_run(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_small(callbacks=run_setup.Callbacks([_stop_at_once]))
+    train_small(callbacks=Callbacks([_stop_at_once]))
     moved = str(here / "photos")
     sources: list[str | None] = []
 
@@ -335,12 +336,12 @@ def test_moved_data_is_told_to_all_who_go_on_with_a_run(
         resume_command("run", data="photos", machines=2)
     assert sources == [moved]
 
-    def take_part(begin, callbacks, data):
-        sources.append(data)  # of a job that was started again
+    def take_part(begin, resume):
         begin(ALONE)
+        resume(find_run("run"), ALONE, True)  # of a job that was started again
 
     monkeypatch.setattr("lapclip.machine.ranks.under_torchrun", lambda: True)
-    monkeypatch.setattr("lapclip.commands.resume.take_part", take_part)
+    monkeypatch.setattr("lapclip.training.ranks_in_a_run.take_part", take_part)
     monkeypatch.setattr(
         "lapclip.commands.resume.resume", lambda *_, data, **__: sources.append(data)
     )
@@ -372,7 +373,7 @@ def test_a_run_that_prepares_its_data_ends_when_it_is_told_to(
         assert done.returncode == 143
         assert "lapclip resume mine" in done.stderr
         with monkeypatch.context() as patch:
-            patch.setattr("lapclip.commands.run_setup.load_data", prepare)
+            patch.setattr("lapclip.training.preparation.load_data", prepare)
             assert command("train", "--name", "new", *set_flags(*SMALL)).returncode == 143
     finally:
         for number, handler in before.items():
@@ -400,11 +401,11 @@ def test_a_best_model_saved_after_the_last_checkpoint_stays_the_best(
         "train.checkpoint_every_seconds=0",
     ]
     with pytest.raises(Killed):
-        train_small(*rarely, callbacks=run_setup.Callbacks([die]))
+        train_small(*rarely, callbacks=Callbacks([die]))
     weights = Path("runs/run/model") / WEIGHTS
     best = weights.read_bytes()
     with monkeypatch.context() as patched:
-        patched.setattr(Training, "merit", lambda self, scores, images: 0.0)
+        patched.setattr(Trainer, "merit", lambda self, scores, images: 0.0)
         assert resume("run").state == "finished"
     assert weights.read_bytes() == best
     assert "step 8" in events("resumed")[-1]["notes"][0]
@@ -414,7 +415,7 @@ def test_a_best_model_saved_after_the_last_checkpoint_stays_the_best(
 def test_a_run_stopped_where_it_would_end_early_ends_there(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Training, "merit", lambda self, scores, images: 0.5)
+    monkeypatch.setattr(Trainer, "merit", lambda self, scores, images: 0.5)
     settings = ["train.patience=1", "train.evaluate_every_epochs=1"]
     whole = train_small(*settings, name="whole")
     assert whole.steps < 12
@@ -434,7 +435,7 @@ def test_a_run_whose_best_model_is_gone_makes_one(
         raise RuntimeError("no more")
 
     with monkeypatch.context() as patched:
-        patched.setattr("lapclip.commands.train._scores", fail)
+        patched.setattr("lapclip.training.final_scores._scores", fail)
         with pytest.raises(RuntimeError):
             train_small()
     shutil.rmtree("runs/run/model")

@@ -15,10 +15,8 @@ import pytest
 import torch
 
 import lapclip
-from lapclip.commands import run_setup
 from lapclip.commands.evaluate import evaluate
 from lapclip.commands.evaluation_data import EvaluationRequest
-from lapclip.commands.train import recording, train
 from lapclip.config import DataConfig, TrainConfig, build_config, parse_settings, read_recipe
 from lapclip.data.sources.built_in import load_scenes
 from lapclip.errors import ConfigError, DataError, TrainingError
@@ -27,10 +25,13 @@ from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import Resumed, read_events
 from lapclip.runs.folder import Run, find_run
 from lapclip.training import checkpoint
+from lapclip.training.preparation import check_kernels_early
+from lapclip.training.request import Callbacks
+from lapclip.training.run_process import recording
 
 from ..conftest import SMALL, command, set_flags
 from ..second_device import Pretended
-from ..small_runs import events, losses, train_small
+from ..small_runs import events, losses, prepared, train, train_small
 
 
 def test_a_run_leaves_everything_it_promises(here: Path) -> None:
@@ -156,7 +157,7 @@ def test_a_signal_after_the_last_step_does_not_spoil_a_finished_run(here: Path) 
             signal.raise_signal(signal.SIGINT)
 
     outcome = train_small(
-        "train.steps=4", "train.evaluate_every_epochs=9", callbacks=run_setup.Callbacks([interrupt])
+        "train.steps=4", "train.evaluate_every_epochs=9", callbacks=Callbacks([interrupt])
     )
     assert (outcome.state, outcome.exit_status) == ("finished", 0)
 
@@ -246,10 +247,10 @@ def test_what_cannot_be_compiled_runs_uncompiled_and_says_so_once(here: Path) ->
 
 def test_what_the_cpu_cannot_compute_is_refused_before_images_are_drawn(here: Path) -> None:
     drawn: list[str] = []
-    callbacks = run_setup.Callbacks(data_progress=lambda *told: drawn.append(str(told)))
+    callbacks = Callbacks(data_progress=lambda *told: drawn.append(str(told)))
     settings = ["train.device=cpu", "train.dtype=float32", "train.linear=triton"]
     with pytest.raises(ConfigError, match="cannot be had on"):
-        run_setup.set_up("first-run", settings, None, callbacks)
+        prepared("first-run", settings, None, callbacks)
     assert not drawn
 
 
@@ -257,9 +258,9 @@ def test_kernels_that_only_the_cpu_has_are_not_refused_because_of_an_accelerator
     None
 ):
     asked, found = TrainConfig(dtype="float32", linear="triton"), Pretended()
-    run_setup.check_kernels_early(asked, found)
+    check_kernels_early(asked, found)
     with pytest.raises(ConfigError, match="cannot be had on"):
-        run_setup.check_kernels_early(replace(asked, device="xpu"), found)
+        check_kernels_early(replace(asked, device="xpu"), found)
 
 
 def test_a_graph_is_refused_where_none_can_be_recorded(here: Path) -> None:
@@ -306,6 +307,6 @@ def test_the_log_takes_names_that_are_no_text(tmp_path: Path) -> None:
         skipped=[],
         notes=["left out a\udcff.jpg"],
     )
-    with recording(Run(tmp_path), run_setup.Callbacks(), config) as log:
+    with recording(Run(tmp_path), Callbacks(), config) as log:
         log.append(said)
     assert "left out a\\udcff.jpg" in (tmp_path / "log.txt").read_text(encoding="utf-8")

@@ -10,11 +10,9 @@ import pytest
 from PIL import Image
 
 from lapclip.cli.train import summary
-from lapclip.commands import run_setup
 from lapclip.commands.evaluate import evaluate
 from lapclip.commands.evaluation_data import EvaluationRequest
 from lapclip.commands.resume import resume
-from lapclip.commands.train import Outcome, train
 from lapclip.config import build_config, read_recipe
 from lapclip.embedder import load
 from lapclip.errors import DataError, RunError
@@ -22,10 +20,12 @@ from lapclip.evaluation import note_on_few
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run
-from lapclip.training.loop import Training
+from lapclip.training.outcome import TrainOutcome
+from lapclip.training.request import Callbacks
+from lapclip.training.trainer import Trainer
 
 from ..conftest import counted_reads, lapclip, set_flags
-from ..small_runs import losses, photos, stop_after, write_photos
+from ..small_runs import losses, photos, prepared, stop_after, train, write_photos
 
 TINY = [
     "model.image_size=32",
@@ -44,8 +44,8 @@ TINY = [
 
 
 def train_on_photos(
-    *settings: str, name: str = "run", callbacks: run_setup.Callbacks = run_setup.Callbacks()
-) -> Outcome:
+    *settings: str, name: str = "run", callbacks: Callbacks = Callbacks()
+) -> TrainOutcome:
     source = f"data.source={json.dumps(str(Path('photos').absolute()))}"
     return train("photos", [source, *TINY, *settings], name=name, callbacks=callbacks)
 
@@ -80,7 +80,7 @@ def test_a_folder_of_images_is_trained_on_and_scored_from_the_command(
     few = note_on_few(account["evaluation"]["candidates"])
     assert "so these scores say little" in few[0]
     assert few[0] in account["notes"]
-    assert few[0] in summary(Outcome(**outcome))
+    assert few[0] in summary(TrainOutcome(**outcome))
     assert note_on_few(20) == []
     model = load("runs/photos")
     assert model.encode_image([here / "photos/000.png"]).shape == (1, 32)
@@ -135,12 +135,12 @@ def test_a_batch_made_for_more_images_becomes_as_large_as_the_data(here: Path) -
     photos(here / "photos", 12)
     source = f"data.source={json.dumps(str(here / 'photos'))}"
     settings = [setting for setting in TINY if "batch_size" not in setting]
-    setup = run_setup.set_up("photos", [source, *settings], None)
+    setup = prepared("photos", [source, *settings], None)
     assert setup.config.train.batch_size == len(setup.data.train) < 12
     assert "no more training images" in setup.reasons["train.batch_size"]
     assert not any("batch_size" in note for note in setup.notes)
     with pytest.raises(DataError, match=r"train\.batch_size 50 is more than"):
-        run_setup.set_up("photos", [source, *settings, "train.batch_size=50"], None)
+        prepared("photos", [source, *settings, "train.batch_size=50"], None)
 
 
 def test_a_run_ends_early_where_nothing_gets_better(
@@ -148,7 +148,7 @@ def test_a_run_ends_early_where_nothing_gets_better(
 ) -> None:
     photos(here / "photos")
     monkeypatch.setattr(
-        Training, "merit", lambda training, scores, images: 0.5
+        Trainer, "merit", lambda training, scores, images: 0.5
     )  # as good as ever, and no better
     outcome = train_on_photos(
         "train.steps=60",
@@ -169,7 +169,7 @@ def test_a_run_that_reaches_its_last_step_did_not_end_early(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photos(here / "photos")
-    monkeypatch.setattr(Training, "merit", lambda training, scores, images: 0.5)
+    monkeypatch.setattr(Trainer, "merit", lambda training, scores, images: 0.5)
     settings = (
         "train.patience=1",
         "train.evaluate_every_epochs=1",
@@ -191,7 +191,7 @@ def test_one_of_many_equal_scores_is_marked_and_the_measure_is_named(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photos(here / "photos")
-    monkeypatch.setattr(Training, "merit", lambda training, scores, images: 0.5)
+    monkeypatch.setattr(Trainer, "merit", lambda training, scores, images: 0.5)
     outcome = train_on_photos("train.evaluate_every_epochs=1", "train.patience=0")
     found = list(read_events(Path("runs/run/events.jsonl")))
     marked = [event["step"] for event in found if event["type"] == "evaluation" and event["best"]]

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from lapclip.commands.run_setup import Callbacks, RunSetup, make_plan, set_up
-from lapclip.commands.train import train
 from lapclip.config import DataConfig
 from lapclip.data.dataset import Pairs
 from lapclip.data.sources.built_in import load_scenes
@@ -29,7 +27,11 @@ from lapclip.runs.follow import FollowedRun
 from lapclip.runs.summary import Summary, summarise
 from lapclip.suggest import quoted
 from lapclip.training.cuda_graph import make_step
+from lapclip.training.preparation import prepare
+from lapclip.training.request import Callbacks
+from lapclip.training.run_parts import RunParts, make_plan
 
+from ..small_runs import train
 from ..suggestions import check_command, commands_in
 
 SMALL = [
@@ -50,7 +52,7 @@ SMALL = [
     "train.text_attention=fused",
     "train.linear=torch",
 ]
-Change = Callable[[RunSetup], RunSetup]
+Change = Callable[[RunParts], RunParts]
 Events = list[dict[str, Any]]
 
 
@@ -76,21 +78,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], R
 def _train(name: str, settings: list[str], change: Change) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "lapclip.commands.train.set_up", lambda *arguments: change(set_up(*arguments))
+            "lapclip.training.trainer.prepare", lambda *arguments: change(prepare(*arguments))
         )
         train("first-run", [*SMALL, *settings], name=name)
 
 
-def as_it_is(setup: RunSetup) -> RunSetup:
+def as_it_is(setup: RunParts) -> RunParts:
     return setup
 
 
-def with_splits(setup: RunSetup, **splits: Pairs) -> RunSetup:
+def with_splits(setup: RunParts, **splits: Pairs) -> RunParts:
     data = replace(setup.data, splits={**setup.data.splits, **splits})
     return replace(setup, data=data, plan=make_plan(setup.config, data, setup.tokenizer))
 
 
-def black(setup: RunSetup) -> RunSetup:
+def black(setup: RunParts) -> RunParts:
     """Every image is black, as if none had been decoded."""
     blank = {
         name: Pairs(np.zeros_like(pairs.pixels[:]), pairs.captions)
@@ -99,7 +101,7 @@ def black(setup: RunSetup) -> RunSetup:
     return with_splits(setup, **blank)
 
 
-def few_captions(setup: RunSetup) -> RunSetup:
+def few_captions(setup: RunParts) -> RunParts:
     """Four captions for all held-out images, eight for all training images."""
 
     def repeated(pairs: Pairs, count: int) -> Pairs:
@@ -109,7 +111,7 @@ def few_captions(setup: RunSetup) -> RunSetup:
     return with_splits(setup, val=repeated(held_out, 4), train=repeated(train, 8))
 
 
-def few_held_out(setup: RunSetup) -> RunSetup:
+def few_held_out(setup: RunParts) -> RunParts:
     held_out = setup.data.held_out
     return with_splits(setup, val=Pairs(held_out.pixels[:20], held_out.captions[:20]))
 
@@ -125,26 +127,26 @@ class SlowDisk:
         return self._pixels[rows]
 
 
-def slow_disk(setup: RunSetup) -> RunSetup:
+def slow_disk(setup: RunParts) -> RunParts:
     train: Any = SlowDisk(setup.data.train.pixels[:])
     return with_splits(setup, train=Pairs(train, setup.data.train.captions))
 
 
-def frozen_text(setup: RunSetup) -> RunSetup:
+def frozen_text(setup: RunParts) -> RunParts:
     model = CLIP(setup.config.model)
     model.text.requires_grad_(False)
     step = make_step(model, setup.config.train, setup.device)
     return replace(setup, step=step, embedder=Embedder(model, setup.tokenizer, setup.device))
 
 
-def tiny_projection(setup: RunSetup) -> RunSetup:
+def tiny_projection(setup: RunParts) -> RunParts:
     """Weights of a wrong size: what is divided by their length grows as they shrink."""
     with torch.no_grad():
         setup.step.model.image.get_parameter("projection").mul_(1e-6)
     return setup
 
 
-def later(setup: RunSetup) -> RunSetup:
+def later(setup: RunParts) -> RunParts:
     """A model that knows some pairs by heart is trained on others, and scored on the ones it knew."""
     setup.step.model.load_state_dict(load_torch("runs/healthy").model.state_dict())
     known = load_scenes(DataConfig(train_pairs=64), setup.config.model.image_size).train

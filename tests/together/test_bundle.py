@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from lapclip.commands.join import read_manifest
-from lapclip.commands.run_setup import make_plan
 from lapclip.config import Config, build_config, parse_settings
 from lapclip.data.dataset import DataSet, Pairs
 from lapclip.data.loading import load_data
@@ -28,6 +27,7 @@ from lapclip.together.bundle import (
     read_bundle,
 )
 from lapclip.training.frozen_features import array_path
+from lapclip.training.run_parts import make_plan
 
 from ..conftest import SMALL
 from ..small_runs import photos, write_classes

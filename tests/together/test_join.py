@@ -19,16 +19,15 @@ import pytest
 from lapclip.cli.join import own_arguments
 from lapclip.cli.output import ARGUMENTS
 from lapclip.commands.join import split_place
-from lapclip.commands.resume import check_place, writer_invited
-from lapclip.commands.train import train
 from lapclip.config import build_config, parse_settings
 from lapclip.errors import ConfigError, LostRank
 from lapclip.machine.ranks import Ranks
 from lapclip.model.shapes import SHAPES
 from lapclip.together import AGREED, MACHINES, Agreement
+from lapclip.training.ranks_in_a_run import check_place, writer_invited
 
 from ..conftest import SMALL, command, lapclip, set_flags
-from ..small_runs import losses, photos
+from ..small_runs import losses, photos, train
 
 ROOT = Path(__file__).parents[2]
 PLAIN = [setting for setting in SMALL if not setting.startswith("data.train_pairs")]

@@ -11,7 +11,7 @@ import torch
 from lapclip.config import TrainConfig
 from lapclip.errors import TrainingError
 from lapclip.machine.cpu import Cpu
-from lapclip.training.fallback import DEVICE, MEMORY, OPERATION, SWAP, SwapGrew, cause_of, decide
+from lapclip.training.recovery import DEVICE, MEMORY, OPERATION, SWAP, SwapGrew, cause_of, decide
 from lapclip.tuning.kernels import check_kernels
 
 AcceleratorError = getattr(torch, "AcceleratorError", RuntimeError)

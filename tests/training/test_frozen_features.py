@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 
 import lapclip
 from lapclip.commands.resume import resume
-from lapclip.commands.train import Outcome, train
 from lapclip.data.ragged import Ragged
 from lapclip.embedder import load_torch
 from lapclip.errors import ConfigError, DataError, RunError
@@ -38,10 +37,11 @@ from lapclip.training.frozen_features import (
     write_array,
 )
 from lapclip.training.initial_weights import open_towers
+from lapclip.training.outcome import TrainOutcome
 
 from ..conftest import SMALL
 from ..networks import tiny_text
-from ..small_runs import photos, write_photos
+from ..small_runs import photos, train, write_photos
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")
 
@@ -93,7 +93,7 @@ def feature_summary(name: str) -> str:
     return started["reasons"].get("train.features", "")
 
 
-def train_small(name: str, *settings: str) -> Outcome:
+def train_small(name: str, *settings: str) -> TrainOutcome:
     return train("first-run", list(settings), name=name)
 
 
@@ -120,7 +120,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, towers: list[str]) -> Callabl
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(folder)
                 patch.setattr(
-                    "lapclip.commands.train.keep_newest", lambda *_: None
+                    "lapclip.training.trainer.keep_newest", lambda *_: None
                 )  # to go on from the first
                 train_small(learns, *towers, *LEARNING[learns])
         shutil.copytree(folder / "runs" / learns, Path("runs") / name)
@@ -245,7 +245,7 @@ def test_a_run_whose_start_is_gone_is_not_resumed_from_chance(
 
     begin = ("cut", *COMMON, f"train.start={trained}", *LEARNING["heads"])
     with monkeypatch.context() as patch:
-        patch.setattr("lapclip.commands.train.save_model", killed)
+        patch.setattr("lapclip.training.run_record.save_model", killed)
         with pytest.raises(KeyboardInterrupt):
             train_small(*begin)
     assert Run(Path("runs/cut")).never_began  # so that the same command begins it

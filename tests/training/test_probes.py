@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lapclip.commands.train import train
 from lapclip.data.dataset import Pairs
 from lapclip.training.probes import ProbeCaptions, own_captions
 
 from ..conftest import SMALL
+from ..small_runs import train
 
 
 def pairs(count: int = 30) -> Pairs:

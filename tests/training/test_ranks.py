@@ -28,9 +28,8 @@ import torch.distributed as dist
 
 from lapclip.cli.doctor import doctor
 from lapclip.cli.runs import runs
-from lapclip.commands.resume import follow, load_early, resume, take_part
-from lapclip.commands.run_setup import fit_ranks, fit_shards, fit_threads, gather, read_request
-from lapclip.commands.train import Final, company, embed_final, train
+from lapclip.commands.choose_recipe import read_request
+from lapclip.commands.resume import resume
 from lapclip.config import replace_in
 from lapclip.data.batches import Batch, deal
 from lapclip.data.loading import StreamedPixels
@@ -38,18 +37,31 @@ from lapclip.errors import ConfigError, LostRank, RankFailed, RunBusy, RunError
 from lapclip.machine import ranks as ranks_module
 from lapclip.machine.choose_device import device_of
 from lapclip.machine.ranks import ALONE, Ranks, job, job_agent, join, leave_at_once
-from lapclip.runs.folder import Run, check_name, run_of_job
+from lapclip.runs.folder import Run, TrainRequest, check_name, run_of_job
 from lapclip.runs.heartbeat import beat_of, write_beat
 from lapclip.together import MACHINES, Agreement
 from lapclip.training import sharded_update
 from lapclip.training import shards as shards_module
-from lapclip.training.fallback import smaller
-from lapclip.training.loop import Training, score_embeddings
+from lapclip.training.final_scores import FinalVectors, embed_final, score_embeddings
+from lapclip.training.preparation import gather
+from lapclip.training.ranks_in_a_run import (
+    choose_shards,
+    company,
+    fit_ranks,
+    fit_threads,
+    follow,
+    load_early,
+    take_part,
+)
+from lapclip.training.recovery import half_micro_batch
+from lapclip.training.request import RunRequest
+from lapclip.training.resolvers import Context
 from lapclip.training.shards import add_in_tree, own_shards, whole_nodes
 from lapclip.training.step import TrainStep
+from lapclip.training.trainer import Trainer
 
 from ..conftest import SMALL
-from ..small_runs import events, losses, stop_after, train_small, write_tars
+from ..small_runs import events, losses, stop_after, train, train_small, write_tars
 from .test_step import batch_of, off, step_of
 
 ROWS, SHARDS = 10, 4
@@ -57,6 +69,10 @@ ROWS, SHARDS = 10, 4
 FAILING_SHARDS, FAILING_AT = (4, 7, 0), (-2, 12, 1)
 """Shards of steps that fail, and the parameters whose gradient is the last that is found: rank 1 of four has two nodes
 of the tree of seven shards."""
+
+
+def request(*settings: str) -> RunRequest:
+    return read_request(TrainRequest("first-run", settings))
 
 
 def unit(rows: int, width: int = 64) -> np.ndarray:
@@ -406,7 +422,7 @@ def unconnected() -> Iterator[list[Ranks]]:
 def test_a_rank_that_follows_loads_the_data_while_the_writer_does(
     here: Path, unconnected: list[Ranks]
 ) -> None:
-    made = gather(read_request("first-run", SMALL, None), None, unconnected[0])
+    made = gather(Context(request(*SMALL), unconnected[0]), None)
     loaded = load_early(unconnected[1])
     assert loaded is not None
     assert loaded.data.fingerprint == made.data.fingerprint
@@ -419,7 +435,7 @@ def test_a_guest_does_not_pack_its_copy_of_what_the_host_streams(
     here: Path, unconnected: list[Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether images are streamed is not settled when the writer announces its settings, but a guest knows."""
-    config = read_request("first-run", SMALL, None).config
+    config = request(*SMALL).config
     assert config.data.stream == "auto"
     for name, value in (
         Agreement.on(config, "host", "", source=str(here / "copy")).variables().items()
@@ -466,46 +482,41 @@ def test_shards_cost_alike() -> None:
 
 
 def test_one_shard_for_several_ranks_is_refused(here: Path) -> None:
-    assert (
-        fit_ranks(read_request("first-run", SMALL, None), 2, together=True).config.train.shards == 8
-    )
-    assert (
-        fit_ranks(
-            read_request("first-run", ["train.shards=4"], None), 2, together=True
-        ).config.train.shards
-        == 4
-    )
+    assert fit_ranks(request(*SMALL), 2, together=True).config.train.shards == 8
+    assert fit_ranks(request("train.shards=4"), 2, together=True).config.train.shards == 4
     with pytest.raises(ConfigError, match=r"train\.shards"):
-        fit_ranks(read_request("first-run", ["train.shards=1"], None), 2, together=True)
+        fit_ranks(request("train.shards=1"), 2, together=True)
 
 
 def test_shards_that_nobody_asked_for_follow_from_ranks_and_device(here: Path) -> None:
-    request = read_request("first-run", SMALL, None)
-    assert fit_ranks(request, 12, together=True).config.train.shards == 12
-    config = fit_ranks(request, 2, together=True).config
+    own = request(*SMALL)
+    assert fit_ranks(own, 12, together=True).config.train.shards == 12
+    config = fit_ranks(own, 2, together=True).config
     for kind, count, shards in (("cpu", 2, 8), ("cpu", 1, 8), ("cuda", 2, 0), ("cuda", 1, 1)):
-        settled, why = fit_shards(config, device_of(kind), Ranks(0, count), asked=False)
+        settled, why = choose_shards(config, device_of(kind), Ranks(0, count), is_set=False)
         assert settled.train.shards == shards
-        assert "train.shards" in why
-    settled, _ = fit_shards(config, device_of("cuda"), Ranks(0, 2), asked=True)
+        assert why
+    settled, _ = choose_shards(config, device_of("cuda"), Ranks(0, 2), is_set=True)
     assert settled.train.shards == 8
 
 
 def test_all_ranks_have_the_threads_of_the_smallest_computer(here: Path) -> None:
-    unset = read_request("first-run", ["train.threads=auto"], None)
+    unset = request("train.threads=auto")
     ranks = Ranks(0, 2)
     ranks.fewest_threads = 3
-    assert fit_threads(unset, ranks)[0].config.train.threads == 3
-    assert fit_threads(unset, Ranks())[0].config.train.threads == "auto"
-    asked = read_request("first-run", ["train.threads=2"], None)
-    assert fit_threads(asked, ranks)[0].config.train.threads == 2
+    assert fit_threads(unset, ranks).config.train.threads == 3
+    assert fit_threads(unset, Ranks()).config.train.threads == "auto"
+    asked = request("train.threads=2")
+    assert fit_threads(asked, ranks).config.train.threads == 2
 
 
 def test_memory_is_halved_from_what_a_shard_takes(here: Path) -> None:
-    train = read_request("first-run", ["train.batch_size=64", "train.shards=8"], None).config.train
-    assert smaller(train) == 32  # from then on a shard of 8 is what goes through the towers at once
-    assert smaller(replace(train, micro_batch=32)) == 4
-    assert smaller(replace(train, micro_batch=32, shards=1)) == 16
+    train = request("train.batch_size=64", "train.shards=8").config.train
+    assert (
+        half_micro_batch(train) == 32
+    )  # from then on a shard of 8 is what goes through the towers at once
+    assert half_micro_batch(replace(train, micro_batch=32)) == 4
+    assert half_micro_batch(replace(train, micro_batch=32, shards=1)) == 16
 
 
 def test_who_left_and_who_came_is_told(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -761,16 +772,16 @@ def _runs(runs: dict[str, list[str]]) -> None:
 def last_embeddings(path: Path) -> Iterator[None]:
     """What a rank that follows has of the last evaluation, as scores in a file."""
 
-    def embed(training: Training) -> Final:
-        final, batch_size = embed_final(training), training.config.train.batch_size
-        start = final.start_embedded and score_embeddings(*final.start_embedded, batch_size)
-        scored = {"evaluation": score_embeddings(*final.embedded, batch_size), "start": start}
+    def embed(trainer: Trainer) -> FinalVectors:
+        final, batch_size = embed_final(trainer), trainer.config.train.batch_size
+        start = final.start_vectors and score_embeddings(*final.start_vectors, batch_size)
+        scored = {"evaluation": score_embeddings(*final.best_vectors, batch_size), "start": start}
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(scored))
         return final
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lapclip.commands.resume.embed_final", embed)
+        patch.setattr("lapclip.training.trainer.embed_final", embed)
         yield
 
 
@@ -789,14 +800,19 @@ def _streamed() -> None:
         take_part(
             lambda ranks: train(
                 "first-run", streamed(folder), name="streamed-together", ranks=ranks
-            )
+            ),
+            lambda run, ranks, again: resume(str(run.path), detached=again, ranks=ranks),
         )
     if follows:
         Path("read.txt").write_text("\n".join(found))
 
 
 def _resume(last: int) -> None:
-    take_part(lambda ranks: resume(None, stop_after(last), ranks=ranks))
+    callbacks = stop_after(last)
+    take_part(
+        lambda ranks: resume(None, callbacks, ranks=ranks),
+        lambda run, ranks, again: resume(str(run.path), callbacks, detached=again, ranks=ranks),
+    )
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.commands.train import train
 from lapclip.errors import ConfigError
 from lapclip.runs.folder import Run
 
 from ..conftest import SMALL
+from ..small_runs import train
 
 
 def test_tensorboard_reads_the_metrics_of_a_run(here: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from lapclip.cli import tune as tuning_command
 from lapclip.commands import choose_recipe
-from lapclip.commands.train import train
 from lapclip.commands.tune import tune
 from lapclip.config import AUTO, DataConfig, replace_in
 from lapclip.data.batches import BatchPlan, prefetch
@@ -23,7 +22,7 @@ from lapclip.tuning.resolve import choose_loader_threads
 from lapclip.tuning.tune import Tuning
 
 from ..conftest import lapclip
-from ..small_runs import photos
+from ..small_runs import photos, train
 from .made import CONFIG, Clock, batch_of
 
 SMALL_RUN = [

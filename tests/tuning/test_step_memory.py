@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lapclip.commands import run_setup
-from lapclip.commands.train import train
 from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP, count_parameters
@@ -21,6 +19,7 @@ from lapclip.tuning.step_memory import Ledger, Needs, halvings
 
 from ..conftest import SMALL
 from ..networks import tiny_text
+from ..small_runs import prepared, train
 from .made import small
 
 CPU = Cpu()
@@ -102,7 +101,7 @@ def settings(kind: str, text_folder: Path, start: Path | None = None) -> list[st
 def test_a_few_pairs_tell_what_many_take(
     kind: str, here: Path, text_folder: Path, trained: Path
 ) -> None:
-    setup = run_setup.set_up("first-run", settings(kind, text_folder, trained), None)
+    setup = prepared("first-run", settings(kind, text_folder, trained), None)
     step, batch = setup.step, setup.plan.batch(1)
     assert isinstance(step, TrainStep)
     before = {name: tensor.clone() for name, tensor in step.model.state_dict().items()}

@@ -33,17 +33,18 @@ from lapclip.commands import resume as resuming
 from lapclip.commands import train as training
 from lapclip.commands import tune as tuning
 from lapclip.commands.evaluation_data import EvaluationRequest
-from lapclip.commands.run_setup import Callbacks
 from lapclip.config import flag_settings, recipe_for
 from lapclip.errors import ConfigError, RunBusy
 from lapclip.machine.ranks import under_torchrun
 from lapclip.machine.torch_settings import compute_in_float32, plain_thread, torch_kept
 from lapclip.report.document import table_html
 from lapclip.report.evaluation_report import class_table, recall_table
-from lapclip.runs.folder import find_run
+from lapclip.runs.folder import TrainRequest, find_run
 from lapclip.searching.library import open_library
 from lapclip.suggest import command
 from lapclip.text import path_from_here, percent
+from lapclip.training.outcome import TrainOutcome
+from lapclip.training.request import Callbacks
 from lapclip.which_model import have_model, start_setting, teacher_setting
 
 if TYPE_CHECKING:
@@ -174,7 +175,8 @@ def train(
         )
         given, following = [*as_texts(asked | own), *named, *flags], _callbacks(shown, listener)
         with held(asked):
-            outcome = training.train(chosen, given, minutes, name, following)
+            request = TrainRequest(chosen, tuple(given), minutes)
+            outcome = training.train(request, name, following)
     return _ended(outcome)
 
 
@@ -425,7 +427,7 @@ def _callbacks(shown: Display | None, listener: CallbackListener) -> Callbacks:
     )
 
 
-def _ended(outcome: training.Outcome) -> TrainingRun:
+def _ended(outcome: TrainOutcome) -> TrainingRun:
     """The run, where nobody has asked this process to end."""
     run = TrainingRun(outcome.run)
     if outcome.signal == signal.SIGINT:

@@ -75,8 +75,8 @@ def resume(
         print(f"Resuming {unfinished.path}.", file=sys.stderr)
     with loading():
         from lapclip.commands.resume import resume as resume_run
-        from lapclip.commands.resume import take_part
-        from lapclip.commands.run_setup import Callbacks
+        from lapclip.training.ranks_in_a_run import take_part
+        from lapclip.training.request import Callbacks
 
     if machines is not None:
         from lapclip.commands.join import host, offer_again
@@ -90,7 +90,10 @@ def resume(
         callbacks = Callbacks(listeners, shown.data_progress, shown.tuning_progress)
         if under_torchrun():
             outcome = take_part(
-                lambda ranks: resume_run(run, callbacks, ranks=ranks, data=data), callbacks, data
+                lambda ranks: resume_run(run, callbacks, ranks=ranks, data=data),
+                lambda own, ranks, again: resume_run(
+                    str(own.path), callbacks, detached=again, ranks=ranks, data=data
+                ),
             )
         else:
             outcome = resume_run(run, callbacks, detached=detached, data=data)

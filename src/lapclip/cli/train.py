@@ -24,7 +24,7 @@ from lapclip.text import duration
 from lapclip.together import machines_wanted, resume_together
 
 if TYPE_CHECKING:
-    from lapclip.commands.train import Outcome
+    from lapclip.training.outcome import TrainOutcome
 
 
 def train(
@@ -116,6 +116,7 @@ def train(
         train photos/ --machines 2 --address eth0:29500
     """
     from lapclip.machine.ranks import under_torchrun
+    from lapclip.runs.folder import TrainRequest, check_name
     from lapclip.which_model import start_setting, teacher_setting
 
     check_machines(machines, address, background=background)
@@ -143,12 +144,11 @@ def train(
     if under_torchrun():
         return _train_together(asked, minutes, name, common)
     recipe, settings = asked()
+    request = TrainRequest(recipe, settings, minutes)
     if background:
         from lapclip.commands.background import train_in_background
         from lapclip.commands.choose_recipe import check_early  # brings numpy
-        from lapclip.runs.folder import TrainRequest, check_name
 
-        request = TrainRequest(recipe, settings, minutes)
         check_name(name)
         settled = check_early(request)
         run = train_in_background(request, settled.recipe, name)
@@ -166,11 +166,11 @@ def train(
             shown.close()
             return host(offer, machines, address, own_arguments(), name, TogetherDisplay())
         with loading():
-            from lapclip.commands.run_setup import Callbacks
             from lapclip.commands.train import train as train_run
+            from lapclip.training.request import Callbacks
 
         callbacks = Callbacks([shown], shown.data_progress, shown.tuning_progress)
-        outcome = train_run(recipe, settings, minutes, name, callbacks)
+        outcome = train_run(request, name, callbacks)
     return report_outcome(outcome, common)
 
 
@@ -181,19 +181,22 @@ def _train_together(
     common: Common | None,
 ) -> int:
     """Train on one of the ranks that torchrun started. Only the one that writes looks at what was asked for."""
-    from lapclip.commands.resume import take_part
-    from lapclip.commands.run_setup import Callbacks
+    from lapclip.commands.resume import resume
     from lapclip.commands.train import train as train_run
+    from lapclip.runs.folder import TrainRequest
+    from lapclip.training.ranks_in_a_run import take_part
+    from lapclip.training.request import Callbacks
 
     with display() as shown:
         callbacks = Callbacks([shown], shown.data_progress, shown.tuning_progress)
         outcome = take_part(
-            lambda ranks: train_run(*asked(), minutes, name, callbacks, ranks=ranks), callbacks
+            lambda ranks: train_run(TrainRequest(*asked(), minutes), name, callbacks, ranks),
+            lambda run, ranks, again: resume(str(run.path), callbacks, detached=again, ranks=ranks),
         )
     return 0 if outcome is None else report_outcome(outcome, common)
 
 
-def report_outcome(outcome: Outcome, common: Common | None, whole: str = "in all") -> int:
+def report_outcome(outcome: TrainOutcome, common: Common | None, whole: str = "in all") -> int:
     """Print how a run ended. One that is stopped only to meet other computers has no result yet: its agent starts it
     again, or says why not."""
     if outcome.exit_status == 128 + signal.SIGTERM and machines_wanted():
@@ -206,7 +209,7 @@ def report_outcome(outcome: Outcome, common: Common | None, whole: str = "in all
     return outcome.exit_status
 
 
-def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
+def summary(outcome: TrainOutcome, whole: str = "in all") -> list[str]:
     """The end of a run, for a person; `whole` says what its seconds are of."""
     name = outcome.run.replace("\\", "/").removeprefix("runs/")
     if outcome.evaluation is None:
@@ -234,14 +237,14 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
     ]
 
 
-def evaluation_command(outcome: Outcome, name: str) -> str:
+def evaluation_command(outcome: TrainOutcome, name: str) -> str:
     """Return the command that evaluates the run, beside its start if that was trained."""
     if outcome.start_evaluation is None:
         return command("eval", name)
     return command("eval", name, "--before", f"{outcome.run}/start")
 
 
-def _further(outcome: Outcome, name: str) -> list[str]:
+def _further(outcome: TrainOutcome, name: str) -> list[str]:
     from lapclip.data.sources import find_source
     from lapclip.runs.folder import Run
 

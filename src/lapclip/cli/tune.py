@@ -61,8 +61,8 @@ def tune(
         Fix a setting instead of tuning it; may be repeated. Example: lapclip tune --set train.dtype=float32
     """
     with loading():
-        from lapclip.commands.run_setup import Callbacks
         from lapclip.commands.tune import tune as tune_recipe
+        from lapclip.training.request import Callbacks
 
     with display() as shown:
         callbacks = Callbacks(

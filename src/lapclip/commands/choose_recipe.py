@@ -24,6 +24,8 @@ from lapclip.errors import ConfigError
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.folder import TrainRequest
 from lapclip.suggest import install
+from lapclip.text import counted
+from lapclip.training.request import RunRequest
 
 # (most training images, recipe, reason) for runs that continue from a trained model.
 # On 6,000 photos last-blocks gained more than lora (docs/finetune.md); where it starts to was not measured.
@@ -110,6 +112,26 @@ def request_config(request: TrainRequest) -> Config:
     config = build_config(layers, SHAPES)
     check_teacher(request.recipe, layers, config)
     return config
+
+
+def read_request(request: TrainRequest, settled: SettledRecipe | None = None) -> RunRequest:
+    """Return the requested settings, before the data is known.
+
+    A recipe that is left open is chosen by the number of images, unless it is `settled` already.
+    """
+    flags = minutes_layer(request.minutes)
+    user = parse_settings(list(request.settings))
+    settled = settled or settle_recipe(request.recipe, request.settings)
+    if request.recipe == AUTO:
+        check_towers(settled.recipe)
+    layers = [read_recipe(settled.recipe), flags, user]
+    config = build_config(layers, SHAPES)
+    notes = list(settled.notes)
+    if config.train.minutes and "epochs" in user.values.get("train", {}):
+        minutes = counted(config.train.minutes, "minute")
+        notes.append(f"train.epochs is not used: the run is to take {minutes}")
+    check_teacher(settled.recipe, layers, config)
+    return RunRequest(settled.recipe, layers, config, notes, settled.take_table())
 
 
 def check_early(request: TrainRequest) -> SettledRecipe:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from lapclip.commands.resume import check_place, follow, writer_invited
-from lapclip.commands.run_setup import COMPARE_TOGETHER
 from lapclip.config import AUTO
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import available, choose_device
 from lapclip.machine.ranks import join
 from lapclip.paths import CacheFile
 from lapclip.progress import Status
+from lapclip.training.ranks_in_a_run import (
+    COMPARE_TOGETHER,
+    check_place,
+    follow,
+    writer_invited,
+)
 from lapclip.tuning.compare import QUICK_SECONDS, SECONDS, compare_devices
 from lapclip.tuning.compare_machines import compare_together
 from lapclip.tuning.rehearsal import measure_phases

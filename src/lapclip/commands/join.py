@@ -20,8 +20,8 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from lapclip import __version__
-from lapclip.commands.resume import gather_again, move_data
-from lapclip.commands.run_setup import fit_ranks, gather, read_request
+from lapclip.commands.choose_recipe import read_request
+from lapclip.commands.resume import move_data
 from lapclip.config import SECTIONS, Config, Layer, build_config
 from lapclip.data.dataset import DataSet
 from lapclip.data.pixels import View
@@ -33,7 +33,7 @@ from lapclip.model.shapes import SHAPES
 from lapclip.paths import cache_folder, digest_of_bytes
 from lapclip.progress import DataProgress
 from lapclip.runs.events import mapping
-from lapclip.runs.folder import check_name, find_run
+from lapclip.runs.folder import TrainRequest, check_name, find_run
 from lapclip.runs.messages import recall_text
 from lapclip.suggest import command
 from lapclip.text import counted, one_line, size
@@ -66,6 +66,9 @@ from lapclip.together.invitation import (
     own_key,
     shown_key,
 )
+from lapclip.training.preparation import gather, gather_again
+from lapclip.training.ranks_in_a_run import fit_ranks
+from lapclip.training.resolvers import Context
 
 T = TypeVar("T")
 
@@ -121,9 +124,10 @@ def offer_new(
 ) -> Offer:
     """A new run. What cannot be trained is refused here, before anyone is invited."""
     check_name(name)
-    request = fit_ranks(read_request(recipe, settings, minutes), machines, together=True)
+    asked = read_request(TrainRequest(recipe, tuple(settings), minutes))
+    request = fit_ranks(asked, machines, together=True)
     candidates(request.config.train)
-    made = gather(request, data)
+    made = gather(Context(request), data)
     return Offer(made.config, made.data)
 
 

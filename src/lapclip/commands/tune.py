@@ -6,21 +6,18 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lapclip.commands.run_setup import (
-    Callbacks,
-    count_steps,
-    fit_data,
-    fit_vocabulary,
-    make_plan,
-    read_request,
-)
+from lapclip.commands.choose_recipe import read_request
 from lapclip.config import PHOTOS_RECIPE
 from lapclip.data.loading import load_data
 from lapclip.data.pixels import View
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import candidates
 from lapclip.measure.timing import Clock
+from lapclip.runs.folder import TrainRequest
 from lapclip.suggest import train_command
+from lapclip.training.request import Callbacks
+from lapclip.training.resolvers import WITH_DATA, Context, resolve
+from lapclip.training.run_parts import make_plan
 from lapclip.tuning.resolve import choose_loader_threads, is_partly_frozen, remember
 from lapclip.tuning.tune import Tuner, describe_tuning
 
@@ -38,7 +35,7 @@ def tune(
     """
     if seconds <= 0:
         raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="--seconds 60")
-    request = read_request(recipe, settings, minutes=None)
+    request = read_request(TrainRequest(recipe, tuple(settings)))
     config = request.config
     if is_partly_frozen(config):
         train = train_command({"run": {"recipe": request.recipe, "asked": request.given}})
@@ -47,11 +44,11 @@ def tune(
             hint=f"{train}, or --recipe {PHOTOS_RECIPE} to tune training from scratch",
         )
     candidates(config.train)  # an unknown device is refused before images are drawn
-    data = load_data(config.data, View.of(config.model), callbacks.data_progress, request.table)
-    config, _ = fit_data(config, data, asked_batch=False)
-    config, tokenizer, _ = fit_vocabulary(config, data)
-    config, _ = count_steps(config, data, tokenizer)
-    plan = make_plan(config, data, tokenizer)
+    view = View.of(config.model)
+    context = Context(request)
+    context.data = load_data(config.data, view, callbacks.data_progress, request.table)
+    config = resolve(config, context, WITH_DATA)
+    plan = make_plan(config, context.data, context.tokenizer)
     batch = plan.batch(1)
     tuning = Tuner(config, batch, seconds, callbacks.tuning_progress, clock=clock).run()
     if tuning.is_worth_remembering:

@@ -28,7 +28,7 @@ from lapclip.model.clip import CLIP
 from lapclip.model.freezing import load_trainable_state, merged_state, trainable_state
 from lapclip.paths import digest_of_file, digest_of_json
 from lapclip.suggest import command
-from lapclip.training.fallback import cause_of
+from lapclip.training.recovery import cause_of
 
 CHECKPOINTS = 2
 """How many a run has: the newest, and the one before it."""

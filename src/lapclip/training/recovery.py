@@ -1,176 +1,166 @@
-"""Training that goes on after a failure: from a state known to be good, with settings that can work.
+"""What happens when training fails: the whole policy, and the code that acts on it.
 
-Whatever happened, the model, its optimiser and what was recorded of them are dropped and made again, and the newest
-checkpoint is loaded: so a run that fell back goes on exactly as a run that is resumed after it.
+    failure             what is tried                     how often                  recorded
+    out of memory       half the micro-batch              until it is one pair       fell_back
+    swap                half the micro-batch              until it is one pair,      fell_back
+                                                          then training continues
+    missing operation   continue on the CPU               once                       fell_back
+    device error        continue on the CPU               once                       fell_back
+    float16 overflow    skip the update; the loss scale   30 updates in a row,       step without
+                        is halved                         then as not a number       gradient norms
+    loss or gradient    nothing: the run ends, and the    -                          failed
+    is not a number     checkpoint before it is kept
+    anything else       nothing: the run ends             -                          failed
+
+A smaller micro-batch gives the same result in less memory. After each change the model and its
+optimizer are built again and the newest checkpoint is loaded, so the run continues exactly as a run
+that is resumed after the failure.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
-from collections.abc import Callable, Iterable, Iterator
+import math
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from lapclip.config import Config, replace_in
-from lapclip.data.tokenizers import Tokenizer
-from lapclip.embedder import Embedder
-from lapclip.errors import ConfigError, RankFailed, RunError, TrainingError
-from lapclip.machine.choose_device import device_of, prepare_device
+import torch
+
+from lapclip.config import Config, TrainConfig
+from lapclip.errors import ConfigError, LapclipError, RankFailed, TrainingError
+from lapclip.machine.choose_device import device_of
+from lapclip.machine.cpu import Cpu
 from lapclip.runs import events
-from lapclip.runs.events import mapping, read_events
-from lapclip.training.checkpoint import list_checkpoints, load_newest, with_best_of
-from lapclip.training.fallback import DEVICE, MEMORY, SWAP, Change, brief, cause_of, decide, smaller
-from lapclip.training.loop import Training
+from lapclip.runs.events import mapping
 from lapclip.training.memory import describe, predict_bytes
-from lapclip.training.step import TrainStep
 
-Build = Callable[[Training, Tokenizer], tuple[TrainStep, Embedder]]
-"""Makes the model and its optimiser again, with the settings and on the device that the training has by then."""
+if TYPE_CHECKING:
+    from lapclip.training.final_scores import FinalScores
+    from lapclip.training.step import StepMetrics
+    from lapclip.training.trainer import Trainer
 
+MEMORY, SWAP, OPERATION, DEVICE = "out of memory", "swap", "missing operation", "device error"
+MAX_OVERFLOWS = 30  # updates in a row; by then the loss scale has fallen by 2^30
+MAX_MESSAGE_LENGTH = 160  # characters of an error that are quoted in a sentence
 
-@contextmanager
-def memory_explained(config: Config) -> Iterator[None]:
-    """Before there is a run to go back to, memory that runs out ends the command with an explanation."""
-    try:
-        yield
-    except Exception as error:
-        failed = _failure_here(error)
-        if failed is None or cause_of(failed) != MEMORY:
-            raise
-        half = smaller(config.train)
-        raise ConfigError(
-            f"{config.model.name} ran out of memory before its first step ({brief(failed)}).",
-            hint=f"--set train.micro_batch={half}, which gives the same result"
-            if half
-            else "a smaller model",
-        ) from error
-
-
-def persist(
-    training: Training, finish: Callable[[Training], dict[str, Any]], build: Build
-) -> dict[str, Any] | None:
-    """Train to the end and finish; gives back the final evaluation, or None where someone stopped the run."""
-    while True:
-        try:
-            if training.train():
-                return None
-            return finish(training)
-        except Exception as error:
-            change = _decided(error, training)
-            if change is None and cause_of(error) == SWAP:
-                change = Change(
-                    SWAP, {}, f"{error}; micro_batch is 1 already, so the run goes on, slowly"
-                )
-                training.swap = None
-            if change is None:
-                failed = _failure_here(error)
-                if failed and cause_of(failed) == MEMORY:
-                    raise _explained(failed, training) from error
-                raise
-            if (
-                change.cause == DEVICE
-            ):  # its memory is not to be trusted, nor to be freed: the error's frames hold some
-                training.device.abandon(error, training.step, training.embedder, training.pending)
-            else:
-                save_if_good(training)
-        # Out here the error is gone, and with it the tensors that its traceback held.
-        try:
-            change_settings(training, change, build)
-        except Exception as error:
-            if cause_of(error) == MEMORY:
-                raise _explained(error, training) from error
-            raise
+# Parts of the messages of torch and of the system, in lower case.
+OUT_OF_MEMORY = (
+    "out of memory",  # CUDA, XPU, MPS ("MPS backend out of memory"), and CUDA's own error of that name
+    "can't allocate memory",  # torch's allocator for the CPU on Linux and macOS
+    "not enough memory",  # the same on Windows
+    "cannot allocate memory",  # the system's own message
+    "bad_alloc",  # a C++ library's
+    "alloc_failed",  # CUBLAS_STATUS_ALLOC_FAILED and its relatives: a library got no memory for itself
+    "out_of_device_memory",  # XPU's runtime
+    "out_of_host_memory",
+    "could not create a primitive",  # oneDNN's only message for it, seen under a limit
+    "invalid buffer size",  # MPS, for a single tensor that is larger than it can have
+)
+NO_SUCH_OPERATION = (
+    "not currently implemented for the mps device",
+    "not implemented for",
+    "not supported on",
+    "doesn't support float64",
+    "could not run 'aten::",  # torch's dispatcher: no kernel for the device
+    "mps: unsupported",
+)
+FAILED_DEVICE = (
+    "cuda error",
+    "cuda driver error",
+    "device-side assert",
+    "cublas_status",
+    "cudnn_status",
+    "cudnn error",
+    "cusolver error",
+    "illegal memory access",
+    "xpu error",
+    "ur_result_error",
+    "level-zero",
+    "sycl",
+)
+MPS = re.compile(r"\bmps\b")  # any other complaint of MPS
+# Where in torch's source the CPU's allocator failed, which means nothing to a user.
+ENFORCED = re.compile(r"^\[enforce fail at [^\]]*\] .*?\. (?=\w)")
 
 
-def _failure_here(error: BaseException) -> BaseException | None:
-    """What went wrong on this rank; None where that was on another one."""
-    return error.__cause__ if isinstance(error, RankFailed) else error
+class SwapGrew(Exception):
+    """The system swaps because of this process. Raised between steps, when the state is complete."""
 
 
-def _decided(error: Exception, training: Training) -> Change | None:
-    """What to change. All ranks change the same, and only after a failure that all know of: in the middle of a step, or
-    in what they compute in shares."""
-    train, number, ranks = training.config.train, training.progress.step + 1, training.ranks
-    if not ranks.many:
-        return decide(error, train, number)
-    if not isinstance(error, RankFailed):
+@dataclass(frozen=True)
+class Change:
+    """A change of settings after a failure."""
+
+    cause: str
+    settings: dict[str, Any]
+    """Settings of `train` that change."""
+    text: str
+    """A sentence for the user."""
+
+
+def cause_of(error: BaseException) -> str | None:
+    """Return the kind of failure, or None if no change of settings would help.
+
+    What led to an error counts before the error itself: ending a recording after running out of
+    memory fails too.
+    """
+    chain = list(_chain(error))
+    if any(isinstance(link, LapclipError) for link in chain):
+        return None  # already explained
+    causes = [_cause(link) for link in chain]
+    return next((kind for kind in (SWAP, MEMORY, OPERATION, DEVICE) if kind in causes), None)
+
+
+def decide(error: BaseException, train: TrainConfig, step: int) -> Change | None:
+    """Return what to change after a failure in a step, or None if nothing would help."""
+    cause = cause_of(error)
+    if cause in (MEMORY, SWAP):
+        return _halve(cause, error, train, step)
+    device = device_of(train.device)
+    if cause is None or device.is_cpu:
         return None
-    change = decide(error.__cause__, train, number) if error.__cause__ else None
-    said = ranks.agree_on_change(
-        asdict(replace(change, text=f"{change.text}, on all ranks")) if change else None
-    )
-    return Change(**said) if said else None
+    what = "lacks an operation" if cause == OPERATION else "failed"
+    text = f"{device.kind} {what} at step {step:,} ({brief(error)}); the CPU takes over"
+    # float32 and torch's own kernels work on every CPU, and are as exact as those of the device.
+    settings = {
+        "device": Cpu.kind,
+        "dtype": "float32",
+        "compile": "none",
+        "image_attention": "fused",
+        "text_attention": "fused",
+        "linear": "torch",
+    }
+    changed = {name: value for name, value in settings.items() if getattr(train, name) != value}
+    return Change(cause, changed, text)
 
 
-def save_if_good(training: Training) -> None:
-    """Save the state in memory if all of it belongs to the last step that was done."""
-    newest = list_checkpoints(training.run.checkpoints)[-1:]
-    if training.step.touched or (newest and newest[0].name == f"step-{training.progress.step:08d}"):
-        return
-    training.step.optimizer.zero_grad(set_to_none=True)
-    with suppress(Exception):  # there may be no memory for it; then the newest checkpoint has to do
-        training.save()
+def half_micro_batch(train: TrainConfig) -> int | None:
+    """Return half the micro-batch, or None if it is one pair already.
+
+    A batch that is divided into shards goes through the towers shard by shard, so a micro-batch is
+    at most a shard then.
+    """
+    now = min(train.micro_batch or train.batch_size, train.batch_size)
+    if train.micro_batch and train.shards > 1:
+        now = min(now, -(-train.batch_size // train.shards))
+    return now // 2 if now > 1 else None
 
 
-def change_settings(training: Training, change: Change, build: Build) -> None:
-    """Make everything again with other settings, from the newest checkpoint, and say so."""
-    tokenizer, before = training.embedder.tokenizer, training.device
-    del training.step, training.embedder  # before new ones are made: there may not be room for both
-    training.forget_pending()
-    gc.collect()
-    if change.cause != DEVICE:
-        before.release_memory()
-    training.config = replace_in(training.config, "train", **change.settings)
-    train = training.config.train
-    training.device = before if train.device == before.kind else device_of(train.device)
-    prepare_device(training.device, int(train.threads))
-    training.step, training.embedder = build(training, tokenizer)
-    skipped = restore_together(training) or []
-    step = training.progress.step
-    damaged = "".join(f"; skipped a damaged checkpoint, {reason}" for reason in skipped)
-    text = f"{change.text}; going on after step {step:,}{damaged}"
-    towers = training.step.model.tower_devices()
-    training.log.append(
-        events.FellBack(
-            step=step, cause=change.cause, change=change.settings, devices=towers, text=text
-        )
-    )
-
-
-def restore_together(training: Training) -> list[str] | None:
-    """`restore`, and the others take over what the rank that writes has."""
-    ranks, run = training.ranks, training.run
-    skipped = restore(training) if ranks.writes else None
-    if ranks.many:
-        newest = list_checkpoints(run.checkpoints)[-1:] if ranks.writes else []
-        ranks.share_files(
-            run.path, [path for folder in newest for path in sorted(folder.iterdir())]
-        )
-        if not ranks.writes:
-            restore(training)
-        training.agree_on_progress()
-    return skipped
-
-
-def restore(training: Training) -> list[str] | None:
-    """Load the newest good checkpoint. Gives back what was wrong with later ones; None where none was ever needed."""
-    run, step = training.run, training.step
-    progress, skipped = load_newest(run.checkpoints, step.model, step.optimizer, step.others)
-    if progress is not None:
-        training.progress = with_best_of(progress, run.model)
-        return skipped
-    if any(event["type"] == "step" for event in read_events(run.events)):
-        detail = f" ({'; '.join(skipped)})" if skipped else ""
-        raise RunError(
-            f"{run.path} has no good checkpoint left{detail}.",
-            hint=f"a new run: {run.train_again()}",
-        )
-    return None
+def brief(error: BaseException) -> str:
+    """Return the first line of an error, short enough for a sentence."""
+    lines = ENFORCED.sub("", str(error).strip()).splitlines()
+    first = (lines[0] if lines else type(error).__name__).rstrip(".")
+    if len(first) <= MAX_MESSAGE_LENGTH:
+        return first
+    return f"{first[: MAX_MESSAGE_LENGTH - 3]}..."
 
 
 def changes_so_far(events_so_far: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The settings of `train` that fallbacks changed: what a resumed run goes on with."""
+    """Return the settings of `train` that were changed after failures. A resumed run keeps them."""
     changes: dict[str, Any] = {}
     for event in events_so_far:
         if event["type"] == "fell_back":
@@ -178,16 +168,191 @@ def changes_so_far(events_so_far: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return changes
 
 
-def _explained(error: BaseException, training: Training) -> TrainingError:
-    """Out of memory where nothing more can be halved, or not even the weights fit, with numbers."""
-    train, model = training.config.train, training.config.model
-    parts = predict_bytes(model, train, caption_tokens=training.plan.batch(1).tokens_BL.shape[1])
-    micro, free = train.micro_batch or train.batch_size, ""
-    with suppress(Exception):  # a number less is better than another error
-        free = f", {training.device.free_bytes() / 1e9:.1f} GB were free on {training.device.kind}"
+class NumberCheck:
+    """Ends a run whose loss or gradient is not a number; tolerates some overflows of float16."""
+
+    def __init__(self) -> None:
+        self._overflows = 0
+
+    def reset(self) -> None:
+        """Forget overflows: the steps are computed again."""
+        self._overflows = 0
+
+    def overflowed(self, metrics: StepMetrics, trainer: Trainer, step: int) -> bool:
+        """Return whether the update was skipped because float16 overflowed. Raise if the run must end."""
+        is_finite = math.isfinite(metrics.grad_norm)
+        overflow = trainer.config.train.dtype == "float16" and not is_finite
+        self._overflows = self._overflows + 1 if overflow else 0
+        if not math.isfinite(metrics.loss):
+            raise _not_a_number("loss", trainer, step)
+        if self._overflows > MAX_OVERFLOWS or not (is_finite or overflow):
+            raise _not_a_number("gradient", trainer, step)
+        return overflow
+
+
+def _not_a_number(what: str, trainer: Trainer, step: int) -> TrainingError:
+    train = trainer.config.train
+    gentler = f"train.learning_rate={train.learning_rate / 4:g}"
+    if train.optimizer == "muon" and train.matrix_rate > TrainConfig().matrix_rate:
+        gentler = f"train.matrix_rate={TrainConfig().matrix_rate:g}"
+    if train.dtype == "float16":
+        gentler = "train.dtype=float32"
     return TrainingError(
-        f"Out of memory at step {training.progress.step + 1:,} of {training.run.path}, with micro_batch {micro:,} "
-        f"({brief(error)}). {model.name} needs about {describe(parts)}{free}.",
-        hint=f"close other programs and {training.run.resume_command()}; or a new run, which takes longer: "
-        f"{training.run.train_again('train.recompute=true')}",
+        f"The {what} is not a number at step {step} of {trainer.run.path}; the checkpoint before "
+        "it is kept. Resuming would end the same way.",
+        hint=f"a new run: {trainer.run.train_again(gentler)}",
     )
+
+
+@contextmanager
+def explain_memory(config: Config) -> Iterator[None]:
+    """Explain memory that runs out before the first step, when there is no run to return to."""
+    try:
+        yield
+    except Exception as error:
+        failure = _failure_here(error)
+        if failure is None or cause_of(failure) != MEMORY:
+            raise
+        half = half_micro_batch(config.train)
+        hint = "a smaller model"
+        if half:
+            hint = f"--set train.micro_batch={half}, which gives the same result"
+        raise ConfigError(
+            f"{config.model.name} ran out of memory before its first step ({brief(failure)}).",
+            hint=hint,
+        ) from error
+
+
+def train_with_recovery(trainer: Trainer) -> FinalScores | None:
+    """Train to the end and return the final scores. None if the run was stopped."""
+    while True:
+        try:
+            return trainer.train()
+        except Exception as error:
+            change = _change_after(error, trainer)
+            if change.cause == DEVICE:
+                # The error's frames hold memory of the device, which can be neither trusted nor freed.
+                trainer.device.abandon(error, trainer.step, trainer.embedder, trainer.pending)
+            else:
+                _save_if_complete(trainer)
+        # Here the error is gone, and with it the tensors that its traceback held.
+        try:
+            _apply(change, trainer)
+        except Exception as error:
+            if cause_of(error) == MEMORY:
+                raise _out_of_memory(error, trainer) from error
+            raise
+
+
+def _change_after(error: Exception, trainer: Trainer) -> Change:
+    """Return what to change, or raise the error, explained if possible."""
+    change = trainer.decide(error)
+    if change is not None:
+        return change
+    if cause_of(error) == SWAP:
+        trainer.swap_watch = None
+        return Change(SWAP, {}, f"{error}; micro_batch is 1 already, so the run goes on, slowly")
+    failure = _failure_here(error)
+    if failure is not None and cause_of(failure) == MEMORY:
+        raise _out_of_memory(failure, trainer) from error
+    raise error
+
+
+def _failure_here(error: BaseException) -> BaseException | None:
+    """Return what failed in this process, or None if that was in another one."""
+    return error.__cause__ if isinstance(error, RankFailed) else error
+
+
+def _save_if_complete(trainer: Trainer) -> None:
+    """Save the state in memory if all of it belongs to the last complete step."""
+    if trainer.step.touched or trainer.is_saved():
+        return
+    trainer.step.optimizer.zero_grad(set_to_none=True)
+    # There may be no memory for it. Then the newest checkpoint has to do.
+    with suppress(Exception):
+        trainer.save()
+
+
+def _apply(change: Change, trainer: Trainer) -> None:
+    """Build the model again with other settings, load the newest checkpoint, and record the change."""
+    device = trainer.device
+    trainer.drop_model()
+    gc.collect()
+    if change.cause != DEVICE:
+        device.release_memory()
+    trainer.rebuild(change.settings)
+    skipped = trainer.restore() or []
+    step = trainer.progress.step
+    damaged = "".join(f"; skipped a damaged checkpoint, {reason}" for reason in skipped)
+    trainer.log.append(
+        events.FellBack(
+            step=step,
+            cause=change.cause,
+            change=change.settings,
+            devices=trainer.step.model.tower_devices(),
+            text=f"{change.text}; going on after step {step:,}{damaged}",
+        )
+    )
+
+
+def _out_of_memory(error: BaseException, trainer: Trainer) -> TrainingError:
+    """Explain, with numbers, that memory ran out and nothing more can be halved."""
+    train, model, run = trainer.config.train, trainer.config.model, trainer.run
+    caption_tokens = trainer.plan.batch(1).tokens_BL.shape[1]
+    parts = predict_bytes(model, train, caption_tokens)
+    micro_batch = train.micro_batch or train.batch_size
+    free = ""
+    with suppress(Exception):  # a missing number is better than another error
+        free = f", {trainer.device.free_bytes() / 1e9:.1f} GB were free on {trainer.device.kind}"
+    return TrainingError(
+        f"Out of memory at step {trainer.progress.step + 1:,} of {run.path}, with micro_batch "
+        f"{micro_batch:,} ({brief(error)}). {model.name} needs about {describe(parts)}{free}.",
+        hint=f"close other programs and {run.resume_command()}; or a new run, which takes longer: "
+        f"{run.train_again('train.recompute=true')}",
+    )
+
+
+def _halve(cause: str, error: BaseException, train: TrainConfig, step: int) -> Change | None:
+    half = half_micro_batch(train)
+    if half is None:
+        return None
+    now = min(train.micro_batch or train.batch_size, train.batch_size)
+    what = "out of memory" if cause == MEMORY else "the system began to swap"
+    text = (
+        f"{what} at step {step:,} ({brief(error)}); micro_batch {now:,} becomes {half:,}, "
+        "the result stays the same"
+    )
+    return Change(cause, {"micro_batch": half}, text)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and what it arose from."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _cause(error: BaseException) -> str | None:
+    if isinstance(error, SwapGrew):
+        return SWAP
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return MEMORY
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return MEMORY
+    if not isinstance(error, RuntimeError | TypeError):  # NotImplementedError is a RuntimeError
+        return None
+    message = str(error).lower()
+    if any(phrase in message for phrase in OUT_OF_MEMORY):
+        return MEMORY
+    lacks_operation = any(phrase in message for phrase in NO_SUCH_OPERATION)
+    if lacks_operation or isinstance(error, NotImplementedError):
+        return OPERATION
+    # Older releases of torch have no class of its own for a device's errors.
+    accelerator = getattr(torch, "AcceleratorError", None)
+    if accelerator is not None and isinstance(error, accelerator):
+        return DEVICE
+    failed = any(phrase in message for phrase in FAILED_DEVICE) or MPS.search(message)
+    return DEVICE if isinstance(error, RuntimeError) and failed else None

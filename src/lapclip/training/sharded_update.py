@@ -22,8 +22,8 @@ from lapclip.errors import RankFailed
 from lapclip.machine.device import DTYPES
 from lapclip.measure.phases import Stopwatch
 from lapclip.model.towers import TextTower
-from lapclip.training.fallback import cause_of
 from lapclip.training.inputs import Inputs
+from lapclip.training.recovery import cause_of
 from lapclip.training.shards import GradientSum, own_shards
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from lapclip.machine.device import Device
 from lapclip.machine.facts import logical_cores
 from lapclip.machine.ranks import Ranks
 from lapclip.text import counted, milliseconds
-from lapclip.training.fallback import MEMORY, cause_of
 from lapclip.training.optimizer import make_optimizer
+from lapclip.training.recovery import MEMORY, cause_of
 from lapclip.training.sharded_update import exchanged_numbers
 from lapclip.training.shards import GradientSum
 from lapclip.training.step import TrainStep

@@ -27,13 +27,13 @@ from lapclip.machine.other_programs import describe_busy_cores
 from lapclip.measure.timing import MIN_SPEEDUP, Clock, Timing
 from lapclip.progress import Status
 from lapclip.text import counted, short_duration
-from lapclip.training.fallback import MEMORY, cause_of, smaller
 from lapclip.training.memory import (
     SHARE_OF_MEMORY,
     check_memory,
     largest_micro_batch,
     predict_bytes,
 )
+from lapclip.training.recovery import MEMORY, cause_of, half_micro_batch
 from lapclip.tuning.compiling import time_compiling
 from lapclip.tuning.kernels import MAX_SECONDS as KERNEL_SECONDS
 from lapclip.tuning.kernels import choose_kernels
@@ -227,7 +227,7 @@ class Tuner:
             self._reasons[setting] = reasons
             self._time(setting)
         except Exception as error:
-            half = smaller(setting.apply_to(self.train))
+            half = half_micro_batch(setting.apply_to(self.train))
             if cause_of(error) == MEMORY and half and not self.train.micro_batch:
                 self._try(promise, half)
             else:

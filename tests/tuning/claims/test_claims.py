@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lapclip.commands.train import train
 from lapclip.data.scenes import split_scenes
 from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
@@ -33,6 +32,7 @@ from lapclip.tuning.claims.finding import FAILS, HOLDS, UNKNOWN, Finding
 from lapclip.tuning.model_size import count_parameters
 
 from ...conftest import SMALL, lapclip
+from ...small_runs import train
 from .made import TINY, memory, tiny_bench
 
 

@@ -24,7 +24,7 @@ from lapclip.text import number
 
 TOWERS = ("image", "text")
 NOT_A_NUMBER = "is not a number"
-"""How the training loop words it (`src/lapclip/training/loop.py`)."""
+"""How the training words it (`src/lapclip/training/recovery.py`)."""
 EXPLODED, TOO_LONG = 30, 1000
 """Times the length that gradients had at first, and their length. Healthy runs begin near 10 and grow threefold at
 most. A first length below 1 counts as 1: a model that wakes up is no explosion."""

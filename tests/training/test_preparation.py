@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.commands import run_setup
-from lapclip.commands.run_setup import RunSetup, set_up
-from lapclip.commands.train import train
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.cpu import Cpu
 from lapclip.runs.events import read_events
+from lapclip.training import minutes, preparation, run_parts
+from lapclip.training.run_parts import RunParts
 from lapclip.training.step import TrainStep
 
 from ..conftest import SMALL
+from ..small_runs import prepared, train
 
 
 def test_minutes_become_steps_once(here: Path) -> None:
@@ -33,28 +33,28 @@ def test_minutes_become_steps_once(here: Path) -> None:
 
 def test_short_epochs_are_not_all_evaluated_within_minutes(here: Path) -> None:
     short = [*SMALL, "train.steps=0", "train.batch_size=64"]  # an epoch is one step
-    setup = set_up("first-run", short, 2.0)
+    setup = prepared("first-run", short, 2.0)
     steps, every = setup.config.train.steps, setup.config.train.evaluate_every_epochs
-    assert 1 < steps / every <= run_setup.MOST_EVALUATIONS + 1
-    asked = set_up("first-run", [*short, "train.evaluate_every_epochs=1"], 2.0)
+    assert 1 < steps / every <= minutes.MAX_EVALUATIONS + 1
+    asked = prepared("first-run", [*short, "train.evaluate_every_epochs=1"], 2.0)
     assert asked.config.train.evaluate_every_epochs == 1
 
 
 def test_minutes_that_are_too_few_or_stand_beside_epochs_are_said() -> None:
     settings = [*SMALL, "train.steps=0", "train.epochs=3"]
-    setup = set_up("first-run", settings, 0.0001)
+    setup = prepared("first-run", settings, 0.0001)
     assert setup.config.train.steps == 1
     few, epochs = setup.notes
     assert epochs == "train.epochs is not used: the run is to take 0.0001 minutes"
     assert few.startswith("0.0001 minutes are enough for 1 step; ")
     least = max(
-        2 * setup.plan.steps_per_epoch, run_setup.LEAST_STEPS
+        2 * setup.plan.steps_per_epoch, minutes.MIN_STEPS
     )  # two epochs of this are eight steps
     assert re.search(rf"; {least} or more are better, and take about 0\.\d minutes$", few)
 
 
 @pytest.mark.parametrize(
-    ("settings", "minutes", "times"),
+    ("settings", "limit", "times"),
     [
         ([], None, 1),
         (
@@ -79,16 +79,16 @@ def test_the_model_is_built_once_and_the_plan_is_complete(
     trained: Path,
     monkeypatch: pytest.MonkeyPatch,
     settings: list[str],
-    minutes: float | None,
+    limit: float | None,
     times: int,
 ) -> None:
-    built, build = [], run_setup.build
-    monkeypatch.setattr(run_setup, "build", lambda *given: built.append(given) or build(*given))
+    built, build = [], run_parts.build
+    monkeypatch.setattr(run_parts, "build", lambda *given: built.append(given) or build(*given))
     asked = [setting.format(trained=trained) for setting in settings]
-    setup = set_up(
+    setup = prepared(
         "first-run",
         [*SMALL[1:], *([] if trained.name in "".join(asked) else SMALL[:1]), *asked],
-        minutes,
+        limit,
     )
     assert len(built) == times
     batch = setup.plan.batch(1)
@@ -112,16 +112,16 @@ def test_the_model_is_built_once_and_the_plan_is_complete(
 def test_minutes_count_the_cheap_part_at_its_own_price(
     here: Path, monkeypatch: pytest.MonkeyPatch, share: float, seconds: float
 ) -> None:
-    trial = set_up(
+    trial = prepared(
         "first-run", [*SMALL, "train.cheap_size=16", "train.steps=2", "train.cheap_share=0.5"], None
     )
 
-    def price(trial: RunSetup, number: int) -> float:
+    def price(trial: RunParts, number: int) -> float:
         assert isinstance(trial.step, TrainStep)
         return 1.0 if trial.step.inputs(trial.plan.batch(1), number).side == 16 else 3.0
 
-    monkeypatch.setattr(run_setup, "time_step", price)
-    assert run_setup.time_step_and_evaluation(trial, share)[0] == pytest.approx(seconds)
+    monkeypatch.setattr(minutes, "time_step", price)
+    assert minutes.time_mean_step(trial, share) == pytest.approx(seconds)
 
 
 def test_a_run_says_how_long_each_phase_before_it_took(here: Path) -> None:
@@ -145,10 +145,10 @@ def test_an_accelerator_is_examined_beside_the_making_of_data(
         def warm_up(self) -> None:
             threads["device"] = threading.current_thread().name
 
-    monkeypatch.setattr(run_setup, "find_device", lambda asked: Found())
-    monkeypatch.setattr(run_setup, "candidates", lambda train: [Found()])
-    set_up("first-run", SMALL, None)
+    monkeypatch.setattr(preparation, "find_device", lambda asked: Found())
+    monkeypatch.setattr(preparation, "candidates", lambda train: [Found()])
+    prepared("first-run", SMALL, None)
     assert threads["device"].startswith("lapclip-device")
-    monkeypatch.setattr(run_setup, "candidates", lambda train: choose_device("nonesuch"))
+    monkeypatch.setattr(preparation, "candidates", lambda train: choose_device("nonesuch"))
     with pytest.raises(ConfigError, match="is not here"):
-        set_up("first-run", SMALL, None)
+        prepared("first-run", SMALL, None)

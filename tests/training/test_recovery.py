@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lapclip.commands import run_setup
 from lapclip.commands.resume import resume
-from lapclip.commands.train import train
 from lapclip.errors import ConfigError, TrainingError
 from lapclip.machine import system_memory
 from lapclip.machine.adamw import AdamW
@@ -24,12 +22,13 @@ from lapclip.machine.gpus import Cuda
 from lapclip.model.towers import ImageTower
 from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run, find_run
-from lapclip.training import step
-from lapclip.training.fallback import DEVICE, OPERATION
+from lapclip.training import run_parts, step, trainer
+from lapclip.training.recovery import DEVICE, OPERATION
+from lapclip.training.request import Callbacks
 
 from ..conftest import SMALL, lapclip, set_flags
 from ..second_device import pretend
-from ..small_runs import events, losses, stop_after, train_small
+from ..small_runs import events, losses, stop_after, train, train_small
 
 
 def close_to(wanted: dict[int, float]) -> dict:
@@ -115,7 +114,7 @@ def test_what_failed_is_gone_before_it_is_built_again(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There may be no room for two models."""
-    real, models = run_setup.build, []
+    real, models = run_parts.build, []
 
     def build(*arguments):
         assert [model() for model in models] == [None] * len(models)
@@ -123,7 +122,8 @@ def test_what_failed_is_gone_before_it_is_built_again(
         models.append(weakref.ref(step.model))
         return step, embedder
 
-    monkeypatch.setattr(run_setup, "build", build)
+    for module in (run_parts, trainer):
+        monkeypatch.setattr(module, "build", build)
     monkeypatch.setattr(
         ImageTower, "forward", failing(ImageTower.forward, 5, 6, counts=torch.is_grad_enabled)
     )
@@ -141,7 +141,7 @@ def test_what_failed_is_gone_before_it_is_built_again(
 def test_out_of_memory_before_the_first_step_is_explained(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_setup, "make_step", no_memory)
+    monkeypatch.setattr(run_parts, "make_step", no_memory)
     with pytest.raises(
         ConfigError,
         match=r"tiny ran out of memory before its first step .*\n.*train\.micro_batch=8",
@@ -251,7 +251,7 @@ def test_a_run_killed_after_a_fallback_resumes_to_the_same_losses_bit_for_bit(
                 train_small(name=name)
             else:
                 with pytest.raises(Killed):
-                    train_small(name=name, callbacks=run_setup.Callbacks([kill]))
+                    train_small(name=name, callbacks=Callbacks([kill]))
     began_with = settings.read_text()
     assert resume("run").state == "finished"
     assert losses("run") == losses("whole")
@@ -295,7 +295,7 @@ def test_a_device_that_fails_is_left_for_the_cpu_from_the_newest_checkpoint(
             if event.type == "step" and event.step == 9:
                 find_run("run").ask_to_stop()
 
-        train("first-run", accelerated, name="run", callbacks=run_setup.Callbacks([stop]))
+        train("first-run", accelerated, name="run", callbacks=Callbacks([stop]))
     (fell_back,) = events("fell_back")
     assert fell_back["cause"] == cause
     assert fell_back["change"]["device"] == "cpu"
@@ -405,9 +405,8 @@ def test_a_model_too_large_for_memory_is_refused_before_anything_is_built(here: 
 CUDA_RUN = """
 import sys, torch
 from lapclip.commands.train import train
-from lapclip.commands.resume import resume
-from lapclip.commands.train import Outcome
 from lapclip.model.towers import ImageTower
+from lapclip.runs.folder import TrainRequest
 real, calls, what = ImageTower.forward, iter(range(1, 10**6)), sys.argv[1]
 
 def failing(self, pixels):
@@ -420,7 +419,7 @@ def failing(self, pixels):
     return real(self, pixels)
 
 ImageTower.forward = failing
-outcome = train("first-run", sys.argv[3:], name="run")
+outcome = train(TrainRequest("first-run", tuple(sys.argv[3:])), name="run")
 assert outcome.state == "finished", outcome
 print(outcome.places)
 """

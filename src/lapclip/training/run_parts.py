@@ -1,0 +1,177 @@
+"""What a run is made of: its data and its model, built from complete settings."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from lapclip import __version__
+from lapclip.config import Config
+from lapclip.data.batches import BatchPlan, Views
+from lapclip.data.dataset import DataSet
+from lapclip.data.tokenizers import Tokenizer
+from lapclip.embedder import Embedder
+from lapclip.machine.device import Device
+from lapclip.machine.ranks import ALONE, Ranks
+from lapclip.model.clip import CLIP
+from lapclip.model.freezing import freeze
+from lapclip.progress import DataProgress
+from lapclip.runs.folder import FORMAT
+from lapclip.seeding import derived_seed
+from lapclip.training.cuda_graph import make_step
+from lapclip.training.frozen_features import CachedFeatures, cache_features, with_features
+from lapclip.training.initial_weights import InitialWeights, initialise_logits
+from lapclip.training.ranks_in_a_run import share_set_up
+from lapclip.training.step import TrainStep
+from lapclip.training.teacher import TeacherEmbeddings
+
+LONG_CAPTIONS = 1000  # longest captions by their bytes, of which the one with most tokens is sought
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInputs:
+    """What a run needs before its device is known and its model is built."""
+
+    recipe: str
+    config: Config
+    data: DataSet
+    tokenizer: Tokenizer
+    initial_weights: InitialWeights | None
+    """None for random weights."""
+    teacher: TeacherEmbeddings | None
+    given: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings that the user gave, by section. Empty for a resumed run."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Reason for each automatic choice, by the name of the setting."""
+    notes: list[str] = field(default_factory=list)
+    """Messages for the user."""
+    tuned_seconds: float | None = None
+    """Time of a step when the settings were chosen. None if none was timed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunParts(RunInputs):
+    """A run that is ready for its first step. No setting is "auto"."""
+
+    device: Device
+    features: CachedFeatures | None
+    """Features of the frozen part of the model. None if nothing is frozen."""
+    plan: BatchPlan
+    """Batches, with cached features and the teacher's embeddings in them."""
+    step: TrainStep
+    embedder: Embedder
+
+    def rebuild(self, config: Config) -> RunParts:
+        """Return the same run with other settings. Builds the model again: its step holds them."""
+        step, embedder = build(config, self.tokenizer, self.device, self.initial_weights)
+        embedder = with_features(embedder, self.features, step)
+        return replace(self, config=config, step=step, embedder=embedder)
+
+    def explain(self, setting: str, reason: str) -> RunParts:
+        """Return the same run with the reason for a setting."""
+        return replace(self, reasons=self.reasons | {setting: reason})
+
+
+def assemble(
+    inputs: RunInputs,
+    plan: BatchPlan,
+    device: Device,
+    progress: DataProgress | None = None,
+    ranks: Ranks = ALONE,
+) -> RunParts:
+    """Build the model, and compute the features of its frozen part. `ranks` share that work."""
+    step, embedder = build(inputs.config, inputs.tokenizer, device, inputs.initial_weights)
+    share_set_up(inputs, saved_settings(inputs), step, embedder, ranks)
+    features = cache_features(step, embedder, plan, inputs.data, inputs.config, progress, ranks)
+    if features and features.summary:
+        inputs = replace(inputs, reasons=inputs.reasons | {"train.features": features.summary})
+    teacher_rows = inputs.teacher.rows if inputs.teacher else None
+    return RunParts(
+        **vars(inputs),
+        device=device,
+        features=features,
+        plan=plan.completed(features, teacher_rows),
+        step=step,
+        embedder=with_features(embedder, features, step),
+    )
+
+
+def build(
+    config: Config, tokenizer: Tokenizer, device: Device, initial: InitialWeights | None
+) -> tuple[TrainStep, Embedder]:
+    """Return the model as it starts, once with its optimizer to train, once to embed."""
+    train = config.train
+    if initial:
+        model = initial.take()
+    else:
+        model = CLIP(config.model, seed=derived_seed(train.seed, "weights"))
+    initialise_logits(model, train, new=not train.start)
+    if train.word_weight:
+        model.start_words(derived_seed(train.seed, "words"))
+    model.to(device.torch)
+    freeze(model, train)
+    step = make_step(model, train, device)
+    embedder = Embedder(model, tokenizer, device)
+    if train.micro_batch:
+        embedder.batch = min(embedder.batch, train.micro_batch)  # more may not fit in memory
+    return step, embedder
+
+
+def make_plan(config: Config, data: DataSet, tokenizer: Tokenizer) -> BatchPlan:
+    """Return the batches of a run, without cached features and a teacher's embeddings."""
+    train = config.train
+    views = None
+    if train.views:
+        views = Views(train.views, train.crop, train.flip, config.model.crop_share)
+    return BatchPlan(
+        data.train,
+        tokenizer,
+        config.model.context,
+        train.batch_size,
+        train.seed,
+        train.symbol_dropout,
+        views,
+        with_phrases=train.phrases > 0,
+        with_words=train.word_weight > 0,
+        shards=train.shards,
+    )
+
+
+def longest_caption(
+    config: Config, data: DataSet, tokenizer: Tokenizer, phrases: Sequence[np.ndarray] = ()
+) -> int:
+    """Return the most tokens that captions, with a phrase beside each, are padded to in a batch.
+
+    Encodes only the captions with most bytes, because encoding all of them takes long.
+    """
+    context = config.model.context
+    captions = chain.from_iterable(data.train.captions)
+    longest = heapq.nlargest(LONG_CAPTIONS, captions, key=_count_bytes)
+    longest_phrase = max(map(len, phrases), default=0)
+    return min(context, tokenizer.batch(longest, context).shape[1] + longest_phrase)
+
+
+def _count_bytes(caption: str) -> int:
+    return len(caption.encode("utf-8", "replace"))
+
+
+def saved_settings(inputs: RunInputs) -> dict[str, Any]:
+    """Return the contents of run.toml."""
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "recipe": inputs.recipe,
+        "lapclip": __version__,
+        "asked": inputs.given,
+        "data_fingerprint": inputs.data.fingerprint,
+        "notes": list(inputs.notes),
+    }
+    if inputs.tuned_seconds is not None:
+        about["tuned_seconds"] = inputs.tuned_seconds
+    if inputs.teacher:
+        about["teacher_digest"] = inputs.teacher.digest
+    return {"run": about, **asdict(inputs.config), "reasons": inputs.reasons}

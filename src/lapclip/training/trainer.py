@@ -1,0 +1,459 @@
+"""The trainer of a run: its steps in order, with evaluations, checkpoints and events.
+
+`Trainer.create` prepares a new run, `Trainer.resume` an earlier one, and `fit` trains it to its end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from lapclip.config import AUTO, Config, replace_in
+from lapclip.data.batches import Batch, BatchPlan
+from lapclip.data.dataset import DataSet
+from lapclip.data.tokenizers import Tokenizer
+from lapclip.embedder import Embedder
+from lapclip.errors import LapclipError, LostRank, RunError
+from lapclip.evaluation.zeroshot import accuracy
+from lapclip.machine.choose_device import device_of, prepare_device
+from lapclip.machine.device import Device
+from lapclip.machine.polite import PolitePauses
+from lapclip.machine.ranks import ALONE, Ranks
+from lapclip.machine.sensors import Sensors
+from lapclip.machine.system_memory import SwapWatch
+from lapclip.measure.phases import Laps, Stopwatch, measures_phases
+from lapclip.prompts import class_embeddings, read_templates
+from lapclip.runs import events
+from lapclip.runs.events import Event, EventLog, read_events
+from lapclip.runs.folder import Run
+from lapclip.runs.trend import deciding_score
+from lapclip.together import is_restarted
+from lapclip.training import ranks_in_a_run
+from lapclip.training.checkpoint import (
+    Progress,
+    keep_newest,
+    list_checkpoints,
+    load_newest,
+    save_checkpoint,
+    save_model,
+    with_best_of,
+)
+from lapclip.training.feed import feed
+from lapclip.training.final_scores import (
+    FinalScores,
+    calibrate_search,
+    compute_final_scores,
+    embed_final,
+    score_embeddings,
+)
+from lapclip.training.frozen_features import CachedFeatures, with_features
+from lapclip.training.initial_weights import InitialWeights
+from lapclip.training.inputs import Sent
+from lapclip.training.outcome import TrainOutcome
+from lapclip.training.pauses import check_swap, pause_if_polite
+from lapclip.training.preparation import prepare, prepare_again
+from lapclip.training.probes import ProbeCaptions, own_captions
+from lapclip.training.recovery import Change, NumberCheck, train_with_recovery
+from lapclip.training.request import Callbacks, RunRequest
+from lapclip.training.run_parts import RunParts, build
+from lapclip.training.run_process import recording, stop_signals
+from lapclip.training.run_record import (
+    POLITE_NOTE,
+    outcome_of,
+    record_end,
+    record_step,
+    resumed_event,
+    save_start,
+    started_event,
+)
+from lapclip.training.schedule import cheap_steps, learning_rate
+from lapclip.training.shards import own_batches
+from lapclip.training.step import StepMetrics, TrainStep
+
+
+@dataclass(frozen=True)
+class PendingStep:
+    """A step whose metrics are not read yet: reading them at once would make the device wait."""
+
+    number: int
+    lr: float
+    read_metrics: Callable[[], StepMetrics]
+    watch: Stopwatch
+
+
+@dataclass
+class Trainer:
+    """A run that is ready to train, or in training. `progress` is how far it is."""
+
+    run: Run
+    config: Config
+    data: DataSet
+    plan: BatchPlan
+    tokenizer: Tokenizer
+    device: Device
+    step: TrainStep
+    """The model with its optimizer."""
+    embedder: Embedder
+    """The same model, to score it."""
+    initial_weights: InitialWeights | None
+    """Weights that training started from. None for random initialization."""
+    features: CachedFeatures | None
+    """Cached features of the frozen part. None if nothing is frozen."""
+    probes: ProbeCaptions
+    polite_pauses: PolitePauses | None
+    """None for a run that never pauses."""
+    swap_watch: SwapWatch | None
+    """None if nothing is left that would help against swapping."""
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    ranks: Ranks = ALONE
+    progress: Progress = field(default_factory=Progress)
+    sensors: Sensors = field(default_factory=Sensors)
+    numbers: NumberCheck = field(default_factory=NumberCheck)
+    rank_reports: ranks_in_a_run.RankReports = field(default_factory=ranks_in_a_run.RankReports)
+    began: float = field(default_factory=time.perf_counter)
+    stop_reason: Callable[[], str | None] = lambda: None
+    """Reason to stop that a signal or the caller gave."""
+    stopped_by: str = ""
+    """Reason for stopping before the last step, for example "SIGTERM"."""
+    ended_early: str = ""
+    """Reason for ending before the last step because scores no longer rise."""
+    pending: PendingStep | None = None
+    first_event: Event = field(init=False)
+    log: EventLog = field(init=False)
+
+    @classmethod
+    def create(
+        cls,
+        run: Run,
+        request: RunRequest,
+        callbacks: Callbacks = Callbacks(),
+        ranks: Ranks = ALONE,
+    ) -> Trainer:
+        """Prepare a new run, and write into its folder what it needs to be resumed."""
+        began, laps = time.perf_counter(), Laps()
+        parts = prepare(request, callbacks, ranks, laps)
+        save_start(run, parts)
+        trainer = cls.of_parts(run, parts, callbacks, ranks, began)
+        notes = list(parts.notes)
+        if parts.config.work.polite:
+            notes.append(POLITE_NOTE)
+        laps.lap("folder")
+        trainer.first_event = started_event(trainer, parts, notes, laps)
+        return trainer
+
+    @classmethod
+    def resume(
+        cls,
+        run: Run,
+        saved: dict[str, Any],
+        callbacks: Callbacks = Callbacks(),
+        ranks: Ranks = ALONE,
+    ) -> Trainer:
+        """Prepare a run from its folder, at its newest checkpoint. `saved` is its run.toml."""
+        began, laps = time.perf_counter(), Laps()
+        parts = prepare_again(run, saved, callbacks.data_progress, ranks)
+        trainer = cls.of_parts(run, parts, callbacks, ranks, began)
+        skipped = trainer.load_newest()
+        laps.lap("set-up")
+        if skipped is None:  # killed before its first step
+            trainer.first_event = started_event(trainer, parts, parts.notes, laps)
+        else:
+            shards = saved["train"].get("shards", 1)
+            trainer.first_event = resumed_event(trainer, skipped, shards)
+        return trainer
+
+    @classmethod
+    def of_parts(
+        cls,
+        run: Run,
+        parts: RunParts,
+        callbacks: Callbacks = Callbacks(),
+        ranks: Ranks = ALONE,
+        began: float | None = None,
+    ) -> Trainer:
+        """Return the trainer of a run that was prepared, before its first step."""
+        work = parts.config.work
+        is_polite = work.polite and ranks.writes
+        ranks_in_a_run.shared_by(parts.step, ranks)
+        return cls(
+            run=run,
+            config=parts.config,
+            data=parts.data,
+            plan=parts.plan,
+            tokenizer=parts.tokenizer,
+            device=parts.device,
+            step=parts.step,
+            embedder=parts.embedder,
+            initial_weights=parts.initial_weights,
+            features=parts.features,
+            probes=ProbeCaptions(parts.data.held_out, own_captions(work.ask), run.images),
+            polite_pauses=PolitePauses(work.battery) if is_polite else None,
+            swap_watch=None if ranks.many else SwapWatch(),  # one rank cannot change alone
+            callbacks=callbacks,
+            ranks=ranks,
+            began=time.perf_counter() if began is None else began,
+        )
+
+    @property
+    def steps(self) -> int:
+        return self.config.train.steps
+
+    def fit(self) -> TrainOutcome:
+        """Train to the end or until the run is stopped, and score the best model."""
+        signals, callbacks = stop_signals(), self.callbacks
+        with signals, recording(self.run, callbacks, self.config) as log:
+            self.log = log
+            log.append(self.first_event)
+            ranks_in_a_run.share_run(self)
+            self.stop_reason = lambda: signals.reason() or callbacks.stop_reason()
+            try:
+                scores = self.run_to_end()
+            except Exception as error:
+                self.record_failure(error)
+                raise
+            self.rank_reports.record_truth(self.run)
+            seconds = time.perf_counter() - self.began
+            return outcome_of(self, scores, seconds, signals.received)
+
+    def run_to_end(self) -> FinalScores | None:
+        """Train and score, and recover from failures. None if the run was stopped."""
+        scores = train_with_recovery(self)
+        if scores is None:
+            self.ranks.check_stop(self.stopped_by)
+        return scores
+
+    def train(self) -> FinalScores | None:
+        """Take the steps that are left, then score the best model. None if the run was stopped."""
+        if not list_checkpoints(self.run.checkpoints):
+            self.save()
+        if self.progress.step == self.steps and not self.progress.best_step:
+            self.evaluate(self.steps)  # its best model is gone
+        if self.progress.best_step and self.is_out_of_patience(self.progress.step):
+            self.end_early()  # it was stopped where it would have ended
+            return self.finish()
+        loader_threads = self.config.train.loader_threads
+        threads = 1 if loader_threads == AUTO else int(loader_threads)
+        self.plan = own_batches(self.plan, self.config.train.shards, self.ranks)
+        first = self.progress.step + 1
+        with feed(self.plan, self.step, first, self.steps, threads) as batches:
+            self.take_steps(batches)
+        if self.stopped_by:
+            return None
+        return self.finish()
+
+    def take_steps(self, batches: Iterator[Batch | Sent]) -> None:
+        """Take a step with each batch, then evaluate, save, stop or pause if that is due."""
+        last_saved = time.perf_counter()
+        began = last_saved - self.progress.training_seconds
+        for number in range(self.progress.step + 1, self.steps + 1):
+            step_began = time.perf_counter()
+            self.take_step(number, batches)
+            self.advance(step=number, training_seconds=time.perf_counter() - began)
+            reason = self.ranks.agreed(self.why_stop())
+            self.rank_reports.record(self, number, time.perf_counter() - step_began)
+            if self.is_evaluation_due(number):
+                self.evaluate(number)
+            if reason or self.is_checkpoint_due(number, time.perf_counter() - last_saved):
+                self.advance(training_seconds=time.perf_counter() - began)
+                self.save()
+                last_saved = time.perf_counter()
+            if reason:
+                self.log.append(events.Stopped(step=number, reason=reason))
+                self.stopped_by = reason
+                return
+            if self.is_out_of_patience(number):
+                self.end_early()
+                break
+            check_swap(self)
+            began += pause_if_polite(self)
+        self.advance(training_seconds=time.perf_counter() - began)
+
+    def take_step(self, number: int, batches: Iterator[Batch | Sent]) -> None:
+        """Take one step, and record the one before it."""
+        self.step.touched = False  # the state is complete until the optimizer begins
+        watch = Stopwatch(self.device.synchronise, on=measures_phases(number))
+        with watch.phase("load"):
+            batch = next(batches)
+        lr = learning_rate(number, self.steps, self.config.train)
+        read_metrics = self.step(batch, number, lr, watch)
+        self.record_pending()
+        self.pending = PendingStep(number, lr, read_metrics, watch)
+
+    def record_pending(self) -> None:
+        """Read and record the metrics of the last step. Raises TrainingError if they are not numbers."""
+        pending, self.pending = self.pending, None
+        if pending is None:
+            return
+        metrics = pending.read_metrics()
+        overflowed = self.numbers.overflowed(metrics, self, pending.number)
+        record_step(self, pending, metrics, overflowed=overflowed)
+
+    def why_stop(self) -> str | None:
+        """Return why the run should save and stop now, or None."""
+        reason = self.stop_reason()
+        if reason is None and self.run.stop_asked():
+            reason = "lapclip stop"
+        return reason
+
+    def is_evaluation_due(self, number: int) -> bool:
+        every = self.plan.steps_per_epoch * self.config.train.evaluate_every_epochs
+        return number == self.steps or number % every == 0
+
+    def is_checkpoint_due(self, number: int, seconds: float) -> bool:
+        train = self.config.train
+        every_steps = train.checkpoint_every_epochs * self.plan.steps_per_epoch
+        is_due_by_epoch = every_steps > 0 and number % every_steps == 0
+        every_seconds = train.checkpoint_every_seconds
+        is_due_by_clock = every_seconds > 0 and seconds >= every_seconds
+        return number == self.steps or is_due_by_epoch or is_due_by_clock
+
+    def is_out_of_patience(self, number: int) -> bool:
+        """Return whether the scores have not risen for so many evaluations that the rest would only overfit.
+
+        Counted from the end of the cheap part: scores rise again when images get their full size.
+        """
+        train = self.config.train
+        patience = train.patience * train.evaluate_every_epochs * self.plan.steps_per_epoch
+        if patience == 0 or number == self.steps or not self.is_evaluation_due(number):
+            return False
+        return number - max(self.progress.best_step, cheap_steps(self.steps, train)) >= patience
+
+    def end_early(self) -> None:
+        """Note why the run takes no more steps."""
+        self.ended_early = f"no better score since step {self.progress.best_step:,}"
+
+    def evaluate(self, number: int) -> None:
+        """Score the held-out pairs, and save the model if it is the best so far."""
+        self.record_pending()
+        began = time.perf_counter()
+        with ranks_in_a_run.encoding_together(self.embedder, self):
+            images, texts, owner = self.embedder.encode_pairs(self.data.held_out)
+        if self.ranks.writes:
+            scores = score_embeddings(images, texts, owner, self.config.train.batch_size)
+            merit = self.merit(scores, images)
+            is_best = merit > self.progress.best_score
+            if is_best:
+                self.advance(best_score=merit, best_step=number)
+                save_model(self.embedder, self.run.model, self.progress)
+            self.log.append(
+                events.Evaluation(
+                    step=number,
+                    epoch=self.plan.epoch(number),
+                    split="val",
+                    evaluation=scores,
+                    seconds=time.perf_counter() - began,
+                    best=is_best,
+                )
+            )
+            answers = self.probes.answers(self.embedder, images, texts)
+            epoch = self.plan.epoch(number)
+            self.log.append(events.Probed(step=number, epoch=epoch, answers=answers))
+        ranks_in_a_run.agree_on_progress(self)
+
+    def merit(self, scores: dict[str, Any], images: np.ndarray) -> float:
+        """Return the score that decides which model is kept.
+
+        Adds the zero-shot accuracy to the scores if images have classes.
+        """
+        classes, labels = self.data.classes, self.data.held_out.labels
+        if classes and labels is not None:
+            prompts = read_templates(self.config.data.prompts)
+            class_vectors = class_embeddings(self.embedder.encode_text, classes, prompts)
+            scores["zeroshot_top1"] = accuracy(images, class_vectors, labels)
+        return deciding_score(scores) or 0.0
+
+    def finish(self) -> FinalScores:
+        """Score the best model on the final split, and record the end of the run."""
+        vectors = embed_final(self)
+        if not self.ranks.writes:
+            return FinalScores({})  # the rank that writes has them
+        ranks_in_a_run.close_ranks(self)
+        scores = compute_final_scores(self, vectors)
+        record_end(self, scores)
+        keep_newest(self.run.checkpoints, 1)  # another was needed only in case of a failure
+        calibrate_search(self, vectors)
+        return scores
+
+    def save(self) -> None:
+        """Write a checkpoint of a state whose metrics are known to be numbers."""
+        self.record_pending()
+        if not self.ranks.writes:
+            return
+        began, step = time.perf_counter(), self.step
+        path = save_checkpoint(
+            self.run.checkpoints, step.model, step.optimizer, self.progress, step.others
+        )
+        size = sum(file.stat().st_size for file in path.iterdir())
+        seconds = time.perf_counter() - began
+        self.log.append(
+            events.Checkpoint(step=self.progress.step, path=path.name, bytes=size, seconds=seconds)
+        )
+
+    def is_saved(self) -> bool:
+        """Return whether the newest checkpoint is of the last step."""
+        checkpoints = list_checkpoints(self.run.checkpoints)
+        return bool(checkpoints) and checkpoints[-1].name == f"step-{self.progress.step:08d}"
+
+    def load_newest(self) -> list[str] | None:
+        """Load the newest good checkpoint, and return what was wrong with newer ones.
+
+        None if the run took no step yet and has no checkpoint.
+        """
+        run, step = self.run, self.step
+        progress, skipped = load_newest(run.checkpoints, step.model, step.optimizer, step.others)
+        if progress is not None:
+            self.progress = with_best_of(progress, run.model)
+            return skipped
+        if any(event["type"] == "step" for event in read_events(run.events)):
+            detail = f" ({'; '.join(skipped)})" if skipped else ""
+            raise RunError(
+                f"{run.path} has no good checkpoint left{detail}.",
+                hint=f"a new run: {run.train_again()}",
+            )
+        return None
+
+    def decide(self, error: Exception) -> Change | None:
+        """Return what to change after a failure, or None if nothing would help."""
+        return ranks_in_a_run.decide_together(error, self)
+
+    def drop_model(self) -> None:
+        """Free the model and its optimizer before they are built again: both may not fit."""
+        del self.step, self.embedder
+        self.pending = None  # its step will be taken again
+        self.numbers.reset()
+
+    def rebuild(self, settings: dict[str, Any]) -> None:
+        """Build the model and its optimizer again with changed settings of `train`."""
+        self.config = replace_in(self.config, "train", **settings)
+        train = self.config.train
+        if train.device != self.device.kind:
+            self.device = device_of(train.device)
+        prepare_device(self.device, int(train.threads))
+        self.step, embedder = build(self.config, self.tokenizer, self.device, self.initial_weights)
+        ranks_in_a_run.shared_by(self.step, self.ranks)
+        self.embedder = with_features(embedder, self.features, self.step)
+
+    def restore(self) -> list[str] | None:
+        """Load the newest good checkpoint on all ranks."""
+        return ranks_in_a_run.restore_together(self, self.load_newest)
+
+    def record_failure(self, error: Exception) -> None:
+        """Record why the run failed."""
+        text = str(error) or type(error).__name__
+        if isinstance(error, LostRank):
+            # Ranks wait for each other before an update or after it: it is never half-done.
+            with suppress(Exception):
+                self.save()
+            if is_restarted(error):
+                text = error.message
+        with suppress(LapclipError):
+            self.log.append(events.Failed(step=self.progress.step, error=text))
+
+    def advance(self, **changes: Any) -> None:
+        """Change `progress`."""
+        self.progress = replace(self.progress, **changes)
