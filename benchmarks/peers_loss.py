@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from open_clip.loss import SigLipLoss
 
-from lapclip.loss import LOSSES, contrastive_loss
+from lapclip.training.objectives.contrastive import LOSSES, contrastive_loss
 
 BATCHES, WIDTH = (2, 12, 64, 256, 1024), 128
 

@@ -41,9 +41,10 @@ def setting(
     least: float | None = None,
     most: float | None = None,
     choices=(),
+    objective: str = "",
 ) -> Any:
-    """A field with its limits beside it."""
-    limits = {"least": least, "most": most, "choices": tuple(choices)}
+    """Return a field with its limits, and the objective in `training/objectives` that it switches on."""
+    limits = {"least": least, "most": most, "choices": tuple(choices), "objective": objective}
     if default is dataclasses.MISSING:
         return field(metadata=limits)
     return field(default=default, metadata=limits)
@@ -207,11 +208,13 @@ class TrainConfig:
     exchange: str = setting("float32", choices=("float32", "bfloat16"))
     """The precision in which ranks of `torchrun` send each other gradients: `bfloat16` takes half as long on a slow
     network, and then what is learnt depends, in its last digits, on how many ranks there are. docs/together.md"""
-    loss: str = setting("softmax", choices=("softmax", "sigmoid"))
+    loss: str = setting(
+        "softmax", choices=("softmax", "sigmoid"), objective="contrastive.Contrastive"
+    )
     """How similarities are judged: `softmax` has each image choose among all captions of the batch, and each caption
     among all images (CLIP); `sigmoid` judges each pair by itself (SigLIP). A model to start from that learnt with
     `sigmoid` goes on with it, unless another is asked for. docs/loss.md"""
-    phrases: float = setting(0.0, least=0.0, most=0.95)
+    phrases: float = setting(0.0, least=0.0, most=0.95, objective="phrases.PhraseObjective")
     """Share of the loss that phrases have: beside each whole caption a word or a few of any caption of the
     image, so that short questions are answered as well. 0 learns from whole captions alone. docs/finetune.md"""
     optimizer: str = setting("adamw", choices=("adamw", "muon"))
@@ -257,7 +260,7 @@ class TrainConfig:
     new ones at each step. What a frozen tower makes of so many can be kept."""
     features: str = setting(KEEP, choices=(KEEP, NEVER))
     """Compute once what frozen parts of towers give for images and captions and keep it, or never."""
-    teacher: str = setting("")
+    teacher: str = setting("", objective="distillation.Distillation")
     """The model that teaches this one, as `--teacher` names it: a run, a folder of weights, or a file of
     embeddings (docs/distil.md)."""
     teacher_weight: float = setting(0.9, least=0.0, most=1.0)
@@ -269,7 +272,9 @@ class TrainConfig:
     label_smoothing: float = setting(0.0, least=0.0, most=0.9)
     """Share of the softmax loss's target that all captions of a batch have, and all images: some fit nearly as well as
     the true ones. 0 is without."""
-    word_weight: float = setting(0.0, least=0.0, most=100.0)
+    word_weight: float = setting(
+        0.0, least=0.0, most=100.0, objective="predicted_words.PredictedWords"
+    )
     """Weight of a second loss beside the contrastive one: from each embedding, the tokens of all captions of its image
     are predicted, so that captions that say the same in other words come together. 0 is without. docs/photos.md"""
     symbol_dropout: float = setting(0.0, least=0.0, most=0.9)

@@ -25,11 +25,11 @@ from lapclip.data.pixels import View, normalise
 from lapclip.data.tokenizers import choose_tokenizer
 from lapclip.embedder import Embedder
 from lapclip.evaluation.retrieval import retrieval
-from lapclip.loss import LOSSES, batch_accuracy, contrastive_loss
 from lapclip.machine.choose_device import choose_device
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import named_shape
 from lapclip.training.checkpoint import save_model
+from lapclip.training.objectives.contrastive import LOSSES, batch_accuracy, contrastive_loss
 from lapclip.training.schedule import learning_rate
 
 __all__ = [

@@ -165,6 +165,11 @@ def part_name(name: str) -> str:
     return f"{tower} block {int(block) + 1}" if block.isdigit() else f"{tower} {block}"
 
 
+def metric_title(name: str) -> str:
+    """Return the name of a metric in words: teacher_loss is "Teacher loss"."""
+    return one_line(name[:40]).replace("_", " ").capitalize()
+
+
 def printable(text: object) -> str:
     """Foreign text on one line, without anything that would steer a terminal: what cannot be printed is escaped."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(text))

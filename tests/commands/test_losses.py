@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import lapclip
 from lapclip.commands.resume import resume
 from lapclip.embedder import load_torch
-from lapclip.loss import LOSSES
+from lapclip.training.objectives.contrastive import LOSSES
 
 from ..conftest import SMALL, set_flags
 from ..conftest import lapclip as command
@@ -89,7 +89,7 @@ def test_softmax_has_no_bias_and_its_own_loss_of_guessing(trained: Path) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert events("started", name)[0]["chance_loss"] == pytest.approx(math.log(16))
-        assert {step["logit_bias"] for step in events("step", name)} == {None}
+        assert not any("logit_bias" in step for step in events("step", name))
 
 
 def test_a_model_of_another_loss_starts_with_the_scale_and_bias_of_this_one(
@@ -109,7 +109,7 @@ def test_a_model_of_another_loss_starts_with_the_scale_and_bias_of_this_one(
         assert done.returncode == 0, done.stderr
         first = events("step", run)[0]
         assert first["temperature"] == pytest.approx(1 / scale)
-        assert first["logit_bias"] == (None if bias is None else pytest.approx(bias))
+        assert first.get("logit_bias") == (None if bias is None else pytest.approx(bias))
 
 
 @pytest.mark.parametrize("to", ["openclip", "huggingface"])

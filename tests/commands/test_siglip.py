@@ -15,11 +15,11 @@ from lapclip.data.batches import BatchPlan
 from lapclip.data.dataset import Pairs
 from lapclip.embedder import load_torch
 from lapclip.errors import ConfigError
-from lapclip.loss import LOSSES
 from lapclip.model.shapes import SHAPES
 from lapclip.serving.engine import Engine
 from lapclip.serving.items import Text
 from lapclip.training.initial_weights import find_initial_weights
+from lapclip.training.objectives.contrastive import LOSSES
 
 from ..conftest import SMALL, set_flags
 from ..conftest import lapclip as command

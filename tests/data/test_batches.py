@@ -2,18 +2,21 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
-from lapclip.config import DataConfig
-from lapclip.data.batches import BLOCK, OFTEN, WINDOW, Batch, BatchPlan, Views, prefetch
+from lapclip.config import DataConfig, TrainConfig
+from lapclip.data.batches import BLOCK, WINDOW, Batch, BatchPlan, Views, prefetch
 from lapclip.data.dataset import Pairs
 from lapclip.data.ragged import Ragged
 from lapclip.data.sources.built_in import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
 from lapclip.training.frozen_features import CachedFeatures, HeldOutFeatures
+from lapclip.training.objectives import Objectives
+from lapclip.training.objectives.predicted_words import MIN_IMAGES
 
 
 def plan_of(
@@ -21,17 +24,14 @@ def plan_of(
     batch_size: int,
     seed: int = 0,
     dropout: float = 0.0,
-    *,
-    phrases: bool = False,
-    words: bool = False,
+    **objectives: Any,
 ) -> BatchPlan:
     """Images that carry their row number in each pixel."""
     rows = np.arange(len(captions), dtype=np.uint8)
     pixels = np.broadcast_to(rows[:, None, None, None], (len(captions), 2, 2, 3))
     pairs, tokenizer = Pairs(pixels, captions), CharacterTokenizer("abcdefgh ")
-    return BatchPlan(
-        pairs, tokenizer, 20, batch_size, seed, dropout, with_phrases=phrases, with_words=words
-    )
+    extras = Objectives(TrainConfig(seed=seed, **objectives))
+    return BatchPlan(pairs, tokenizer, 20, batch_size, seed, dropout, extras=extras)
 
 
 def rows_of(batch) -> list[int]:
@@ -60,12 +60,11 @@ def test_a_batch_depends_on_seed_and_step_alone() -> None:
 
 
 def test_words_to_predict_are_those_of_all_captions_of_an_image_and_rare_ones_count_more() -> None:
-    captions = [["a b", "ac"] if row % 2 else ["a", "d"] for row in range(OFTEN * 2)]
+    captions = [["a b", "ac"] if row % 2 else ["a", "d"] for row in range(MIN_IMAGES * 2)]
     captions[0] = ["a", "e"]  # too rare to be learnt
     captions[2] = ["a", "b"]
-    batch = plan_of(captions, len(captions), words=True).batch(1)
-    assert batch.words_BV is not None
-    shares = dict(zip(rows_of(batch), batch.words_BV, strict=True))
+    batch = plan_of(captions, len(captions), word_weight=0.3).batch(1)
+    shares = dict(zip(rows_of(batch), batch.extras["words_BV"], strict=True))
     a, b, c, d, e = range(5)
     assert shares[0].sum() == 0
     assert shares[1].sum() == pytest.approx(1)
@@ -73,7 +72,7 @@ def test_words_to_predict_are_those_of_all_captions_of_an_image_and_rare_ones_co
     assert shares[1][c] > shares[1][b] > 0
     assert shares[2][b] == pytest.approx(1)
     assert (shares[1][-3:] == 0).all()  # start, unknown and end
-    assert plan_of(captions, 4).batch(1).words_BV is None
+    assert plan_of(captions, 4).batch(1).extras == {}
 
 
 def test_equal_captions_are_avoided_where_another_caption_exists() -> None:
@@ -143,19 +142,17 @@ def test_everything_about_a_caption_stays_with_it_when_a_batch_is_sorted_by_leng
     pixels = np.broadcast_to(rows.astype(np.uint8)[:, None, None, None], (len(captions), 2, 2, 3))
     teacher = (rows[:, None].astype(np.float32), np.arange(len(texts), dtype=np.float32)[:, None])
     tokenizer = CharacterTokenizer.learn(texts)
-    plan = BatchPlan(
-        Pairs(pixels, captions, labels=rows % 2), tokenizer, 20, 5, seed=0, teacher=teacher
-    )
+    pairs = Pairs(pixels, captions, labels=rows % 2)
+    extras = Objectives(TrainConfig(teacher="any"), teacher=teacher)
+    plan = BatchPlan(pairs, tokenizer, 20, 5, seed=0, extras=extras)
     for step in range(1, 30):
         batch = plan.batch(step)
-        assert batch.teacher_image is not None
-        assert batch.teacher_text is not None
         asked = [tokenizer.decode(row) for row in batch.tokens_BL.tolist()]
-        assert [texts[int(at)] for at in batch.teacher_text[:, 0]] == asked
+        assert [texts[int(at)] for at in batch.extras["teacher_text"][:, 0]] == asked
         assert (
             [owner[texts.index(text)] for text in asked]
             == rows_of(batch)
-            == batch.teacher_image[:, 0].tolist()
+            == batch.extras["teacher_image"][:, 0].tolist()
         )
         assert batch.sided_B.tolist() == ["left" in text for text in asked]
         assert batch.lengths_B is not None
@@ -252,19 +249,20 @@ def test_ranks_read_the_images_of_their_own_shards_and_together_the_batch(sequen
 
 def test_features_are_read_of_own_shards_alone() -> None:
     captions = [["a cab " + "a" * (at % 4), "a bed"] for at in range(30)]
-    plan = plan_of(captions, 9, phrases=True)
+    plan = plan_of(captions, 9, phrases=0.3)
     images = np.arange(30, dtype=np.float32)[None, :, None]  # one view
     texts = Ragged(np.arange(60, dtype=np.float32)[:, None], None)
-    phrases = Ragged(np.arange(len(plan.phrases), dtype=np.float32)[:, None], None)
+    phrases = Ragged(np.arange(len(plan.texts["phrase"]), dtype=np.float32)[:, None], None)
     held_out = HeldOutFeatures(plan.pairs, None, None)
-    plan = plan.completed(CachedFeatures(images, texts, held_out, [], phrases), None)
+    features = CachedFeatures(images, texts, held_out, [], {"phrase": phrases})
+    plan = plan.with_features(features)
     whole, own = plan.batch(2), plan.for_shards(4, range(1, 3)).batch(2)
     rows = np.concatenate(whole.dealt(4)[1:3])
     assert 0 < len(rows) < 9
-    for name in ("image_features", "text_features", "phrase_features"):
+    for name in ("image_features", "text_features"):
         assert np.array_equal(getattr(own, name), getattr(whole, name)[rows])
-    assert own.phrase_tokens_BL is not None
-    assert len(own.phrase_tokens_BL) == 9
+    assert np.array_equal(own.extras["phrase_features"], whole.extras["phrase_features"][rows])
+    assert len(own.extras["phrase_tokens_BL"]) == 9
 
 
 def test_each_shard_of_streamed_data_comes_from_files_of_its_own() -> None:
@@ -378,33 +376,29 @@ PHRASED = [
 
 
 def test_each_image_has_a_phrase_that_is_true_of_all_that_have_it() -> None:
-    plan, plain = plan_of(PHRASED, 7, phrases=True), plan_of(PHRASED, 7)
+    plan, plain = plan_of(PHRASED, 7, phrases=0.3), plan_of(PHRASED, 7)
     true = {"a cab": {0, 2, 4}, "a bed": {1, 2, 3}, "a bad": {0, 1}}
     seen = set()
     for step in range(1, 30):
-        batch, same = plan.batch(step), plan_of(PHRASED, 7, phrases=True).batch(step)
-        assert batch.phrase_tokens_BL is not None
-        assert batch.phrase_positives_BB is not None
-        assert same.phrase_tokens_BL is not None
-        assert np.array_equal(batch.phrase_tokens_BL, same.phrase_tokens_BL)
+        batch, same = plan.batch(step), plan_of(PHRASED, 7, phrases=0.3).batch(step)
+        phrases, positives = batch.extras["phrase_tokens_BL"], batch.extras["phrase_positives_BB"]
+        assert np.array_equal(phrases, same.extras["phrase_tokens_BL"])
         assert np.array_equal(batch.tokens_BL, plain.batch(step).tokens_BL)
         rows = rows_of(batch)
-        for column, tokens in enumerate(batch.phrase_tokens_BL):
+        for column, tokens in enumerate(phrases):
             phrase = plan.tokenizer.decode(tokens)
-            assert {
-                rows[at] for at in np.flatnonzero(batch.phrase_positives_BB[:, column])
-            } == true[phrase]
+            assert {rows[at] for at in np.flatnonzero(positives[:, column])} == true[phrase]
             assert rows[column] in true[phrase] or rows[column] in (5, 6)
             seen.add(phrase)
     assert seen == set(true)
-    assert plain.batch(1).phrase_tokens_BL is None
-    assert plain.phrases == ()
+    assert plain.batch(1).extras == {}
+    assert plain.texts == {}
 
 
 def test_captions_without_phrases_in_common_have_whole_captions_alone() -> None:
-    batch = plan_of([["a cab"], ["a bed"]], 2, phrases=True).batch(1)
-    assert batch.phrase_tokens_BL is None
-    assert batch.phrase_positives_BB is None
+    plan = plan_of([["a cab"], ["a bed"]], 2, phrases=0.3)
+    assert plan.batch(1).extras == {}
+    assert list(plan.why_unused) == ["train.phrases"]
 
 
 class FilledTokenizer(CharacterTokenizer):
@@ -439,6 +433,16 @@ def varied_plan(case: str, count: int = 61, batch_size: int = 12) -> BatchPlan:
         files=np.arange(count) // 8 if case == "sections" else None,
     )
     tokenizer = (FilledTokenizer if case == "filled" else CharacterTokenizer)("abcdefgh ")
+    images = np.arange(count * 5, dtype=np.float32).reshape(1, count, 5)
+    captions_count = sum(len(options) for options in captions)
+    vectors = np.arange(captions_count * 2, dtype=np.float32).reshape(-1, 2)
+    config = TrainConfig(
+        seed=3,
+        phrases=0.3 if case in ("phrases", "copies") else 0.0,
+        word_weight=0.3 if case == "words" else 0.0,
+        teacher="any" if case == "features" else "",
+    )
+    extras = Objectives(config, teacher=(images[0], vectors))
     plan = BatchPlan(
         pairs,
         tokenizer,
@@ -447,26 +451,22 @@ def varied_plan(case: str, count: int = 61, batch_size: int = 12) -> BatchPlan:
         3,
         0.3 if case in ("dropout", "filled") else 0.0,
         Views(3, 0.5, 0.5) if case == "views" else None,
-        with_phrases=case in ("phrases", "copies"),
-        with_words=case == "words",
+        extras,
         shards=4 if case == "sections" else 1,
     )
     if case == "features":
         width = sum(len(caption) for caption in plan.captions)
         first = np.cumsum([0, *(len(caption) for caption in plan.captions)])
         text = Ragged(np.arange(2 * width, dtype=np.float32).reshape(width, 2), first)
-        images = np.arange(count * 5, dtype=np.float32).reshape(1, count, 5)
-        taught = images[0], np.arange(len(plan.captions) * 2, dtype=np.float32).reshape(-1, 2)
-        return plan.completed(
-            CachedFeatures(images, text, HeldOutFeatures(pairs, None, None), []), taught
-        )
+        held_out = HeldOutFeatures(pairs, None, None)
+        return plan.with_features(CachedFeatures(images, text, held_out, []))
     return plan.for_shards(4, range(1, 3)) if case == "sections" else plan
 
 
 def digest(batch: Batch) -> str:
     """Of every array of a batch: its type, its shape and its bytes."""
     found = hashlib.sha256()
-    for name, value in vars(batch).items():
+    for name, value in (vars(batch) | batch.extras).items():
         arrays = value if isinstance(value, tuple) else (value,)
         for array in arrays:
             if isinstance(array, np.ndarray):

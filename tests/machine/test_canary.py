@@ -18,6 +18,7 @@ from lapclip.machine.choose_device import choose_device, trusts_is_causal
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import ESSENTIAL, EXAMINED, UNTRUSTED
 from lapclip.machine.gpus import Cuda, Mps
+from lapclip.training.image_views import view_images
 
 from ..small_runs import events, train_small
 from ..training.test_step import batch_of, step_of
@@ -269,12 +270,16 @@ def test_crops_are_cut_on_the_cpu_where_the_device_would_get_them_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     step, batch = step_of(crop=0.5), batch_of()
-    right = step._view_images(step.inputs(batch, 1))
+    seen = step.inputs(batch, 1), step.config, step.model.shape, step.device
+    right = view_images(*seen)
+    assert right is not None
     UNTRUSTED.add(("cpu", "crops"))
     moved: list[bool] = []
     real = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: moved.append(True) or real(tensor))
-    assert torch.equal(step._view_images(step.inputs(batch, 1)), right)
+    again = view_images(*seen)
+    assert again is not None
+    assert torch.equal(again, right)
     assert moved
 
 

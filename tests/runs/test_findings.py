@@ -255,15 +255,10 @@ def test_a_stuck_loss_is_found_beside_a_teachers(runs, weight: float, expected: 
     """Its part has another scale; where it is all of the loss, nothing can be compared with guessing."""
 
     def taught(event: dict[str, Any]) -> dict[str, Any]:
-        if event["type"] == "started":
-            config = event["config"]
-            return {
-                **event,
-                "config": {**config, "train": {**config["train"], "teacher_weight": weight}},
-            }
         if event["type"] != "step":
             return event
-        return {**event, "loss": (1 - weight) * event["loss"] + weight * 0.5, "teacher_loss": 0.5}
+        taught = {**event, "loss": (1 - weight) * event["loss"] + weight * 0.5, "teacher_loss": 0.5}
+        return taught | ({"contrastive_loss": event["loss"]} if weight < 1 else {})
 
     assert ids(changed(runs("no-rate"), taught)) == expected
     assert ids(changed(runs("healthy"), taught)) == []
@@ -558,16 +553,18 @@ def test_vanishing_gradients_beside_a_teacher_are_judged_by_the_contrastive_part
     """A model that has learnt all but its teacher's part has small gradients because nothing is left to learn."""
 
     def learnt(event: dict[str, Any]) -> dict[str, Any]:
-        if event["type"] == "started":
-            train = {**event["config"]["train"], "teacher_weight": 0.5}
-            return {**event, "config": {**event["config"], "train": train}}
         if event["type"] != "step":
             return event
         parts = {"image.0": 1e-9, "text.0": 1e-9}
-        return {**event, "loss": 1.01, "teacher_loss": 2.0, "grad_norms": parts}  # 0.02 of its own
+        return {**event, "loss": 1.01, "contrastive_loss": 0.02, "grad_norms": parts}
+
+    def without_teacher(event: dict[str, Any]) -> dict[str, Any]:
+        changed_event = learnt(event)
+        changed_event.pop("contrastive_loss", None)
+        return changed_event
 
     assert ids(changed(runs("healthy"), learnt)) == []
-    alone = changed(runs("healthy"), lambda event: {**learnt(event), "teacher_loss": None})
+    alone = changed(runs("healthy"), without_teacher)
     assert ids(alone) == ["vanishing-gradients"]
 
 

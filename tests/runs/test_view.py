@@ -88,12 +88,13 @@ def test_the_logit_bias_is_there_where_the_loss_has_one() -> None:
         {"type": "step", "step": at, "time": float(at), "loss": 1.0} for at in range(1, 5)
     ]
     without = RunView("mine", "died", summarise(steps))
-    assert not without.logit_bias
+    assert without.metrics == {}
     assert "logit_bias" not in without.to_dict(lambda _: [])["curves"]
     with_bias = RunView(
         "mine", "died", summarise([{**event, "logit_bias": -10.0} for event in steps])
     )
-    assert with_bias.logit_bias.y == [-10.0] * 4
+    assert list(with_bias.metrics) == ["logit_bias"]
+    assert with_bias.step_curve("logit_bias").y == [-10.0] * 4
     assert with_bias.to_dict(lambda _: [])["curves"]["logit_bias"]["value"][-1] == -10.0
 
 

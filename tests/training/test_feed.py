@@ -26,8 +26,8 @@ from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.training.cuda_graph import WARM_UP, GraphedStep, make_step
 from lapclip.training.feed import feed
-from lapclip.training.initial_weights import initialise_logits
 from lapclip.training.inputs import Sent
+from lapclip.training.objectives import Objectives
 from lapclip.training.step import TrainStep
 
 from ..late_streams import LateRuntime
@@ -35,7 +35,7 @@ from ..late_streams import LateRuntime
 NEEDS_CUDA = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="torch finds no CUDA device here"
 )
-STEPS, METRICS = 14, 9
+STEPS, METRICS = 14, 5
 
 
 class RunAgain:
@@ -94,7 +94,7 @@ def step_on(device: Device, plan: BatchPlan, **settings) -> TrainStep:
     config = TrainConfig(**{"dtype": "float32", **asked, **settings})
     shape = replace(SHAPES["tiny"], vocabulary=plan.tokenizer.vocabulary, context=64)
     model = CLIP(shape, seed=1).to(device.torch)
-    initialise_logits(model, config, new=True)
+    Objectives(config).start(model, is_new=True)
     step = make_step(model, config, device)
     if isinstance(step, GraphedStep):
         step._recorder._parts = len(step.parts)  # pyright: ignore[reportAttributeAccessIssue]

@@ -57,7 +57,7 @@ from lapclip.training.recovery import half_micro_batch
 from lapclip.training.request import RunRequest
 from lapclip.training.resolvers import Context
 from lapclip.training.shards import add_in_tree, own_shards, whole_nodes
-from lapclip.training.step import TrainStep
+from lapclip.training.step import DeviceMetrics, TrainStep
 from lapclip.training.trainer import Trainer
 
 from ..conftest import SMALL
@@ -90,19 +90,19 @@ def batch() -> Batch:
 
 def with_words() -> Batch:
     words = np.random.default_rng(1).random((ROWS, 33)).astype(np.float32)
-    return replace(batch(), words_BV=words / words.sum(1, keepdims=True))
+    return replace(batch(), extras={"words_BV": words / words.sum(1, keepdims=True)})
 
 
 def with_phrases() -> Batch:
     plain, true = batch(), np.eye(ROWS, dtype=bool)
     true[5] = False
-    return replace(
-        plain, phrase_tokens_BL=plain.tokens_BL[::-1, 4:12].copy(), phrase_positives_BB=true
-    )
+    phrases = plain.tokens_BL[::-1, 4:12].copy()
+    return replace(plain, extras={"phrase_tokens_BL": phrases, "phrase_positives_BB": true})
 
 
 def with_teacher() -> Batch:
-    return replace(batch(), teacher_image=unit(ROWS), teacher_text=unit(ROWS)[::-1].copy())
+    extras = {"teacher_image": unit(ROWS), "teacher_text": unit(ROWS)[::-1].copy()}
+    return replace(batch(), extras=extras)
 
 
 def large() -> Batch:
@@ -256,7 +256,7 @@ def test_shards_learn_what_the_whole_batch_does() -> None:
             ours, theirs = (step(make(), number, 1e-3, off())() for step in (cut, whole))
             assert ours.loss == pytest.approx(theirs.loss, rel=1e-4), case
             assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-3), case
-            assert ours.t2i_accuracy == theirs.t2i_accuracy
+            assert ours.scalars["t2i_accuracy"] == theirs.scalars["t2i_accuracy"], case
 
 
 def test_a_rank_that_fails_is_named_by_those_that_wait_for_it(four: list[dict[str, Any]]) -> None:
@@ -330,12 +330,12 @@ def out_of_memory(*, wanted: bool) -> Iterator[None]:
     """The fifth step finds no memory for its first pass through the towers, once."""
     update, encode, taken, failing = TrainStep.update, TrainStep.encode, itertools.count(1), []
 
-    def fifth_update(self: TrainStep, *arguments: Any) -> torch.Tensor:
+    def fifth_update(self: TrainStep, *arguments: Any) -> DeviceMetrics:
         if next(taken) == 5:
             failing.append(self)
         return update(self, *arguments)
 
-    def failing_encode(self: TrainStep, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    def failing_encode(self: TrainStep, *arguments: Any) -> dict[str, torch.Tensor]:
         if failing:
             failing.clear()
             raise torch.OutOfMemoryError("no memory")

@@ -11,19 +11,20 @@ import torch
 
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
-from lapclip.loss import LOSSES
 from lapclip.machine.cpu import Cpu
 from lapclip.measure.phases import PHASES, Stopwatch, measures_phases
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import part_of
 from lapclip.model.shapes import SHAPES
+from lapclip.training.caption_chunks import CHUNKS, MIN_CHUNK_ROWS
 from lapclip.training.cuda_graph import make_step
-from lapclip.training.initial_weights import initialise_logits
+from lapclip.training.objectives import Objectives
+from lapclip.training.objectives.contrastive import LOSSES
 from lapclip.training.optimizer import make_optimizer
 from lapclip.training.precision import FIRST_SCALE, GROW_AFTER, LossScale
 from lapclip.training.sharded_update import handing_on
 from lapclip.training.shards import GradientSum
-from lapclip.training.step import LEAST_CHUNK, TEXT_CHUNKS, TrainStep
+from lapclip.training.step import TrainStep
 
 CPU = Cpu()
 
@@ -43,9 +44,7 @@ def off() -> Stopwatch:
 def step_of(**settings) -> TrainStep:
     config = TrainConfig(**{"dtype": "float32", **settings})
     model = CLIP(SHAPES["tiny"], seed=1)
-    initialise_logits(model, config, new=True)
-    if config.word_weight:
-        model.start_words(seed=2)
+    Objectives(config).start(model, is_new=True)
     step = make_step(model, config, CPU)
     assert isinstance(step, TrainStep)
     return step
@@ -61,7 +60,7 @@ def batch_of(rows: int = 8) -> Batch:
 
 def batch_with_words() -> Batch:
     words = np.random.default_rng(1).random((8, 33)).astype(np.float32)
-    return replace(batch_of(), words_BV=words / words.sum(1, keepdims=True))
+    return replace(batch_of(), extras={"words_BV": words / words.sum(1, keepdims=True)})
 
 
 def gradients_of(step: TrainStep) -> torch.Tensor:
@@ -93,25 +92,27 @@ def test_repeated_steps_learn_a_batch_by_heart(changes: dict) -> None:
 def test_the_bias_of_the_sigmoid_loss_starts_where_guessing_is_and_learns() -> None:
     step = step_of(loss="sigmoid", batch_size=8)
     metrics = [step(batch_of(), number, 1e-3, off())() for number in (1, 2, 3)]
-    assert metrics[0].logit_bias == pytest.approx(-math.log(7))
-    assert metrics[0].logit_scale == pytest.approx(math.log(10))
-    assert metrics[2].logit_bias != metrics[0].logit_bias
+    assert metrics[0].scalars["logit_bias"] == pytest.approx(-math.log(7))
+    assert metrics[0].scalars["logit_scale"] == pytest.approx(math.log(10))
+    assert metrics[2].scalars["logit_bias"] != metrics[0].scalars["logit_bias"]
     assert "bias" in metrics[0].part_norms
 
 
 def test_another_loss_starts_with_its_own_scale_and_the_same_goes_on_with_what_was_learnt() -> None:
     model = CLIP(SHAPES["tiny"])
     model.logit_scale.data.fill_(4.0)
-    initialise_logits(model, TrainConfig(), new=False)
+    Objectives(TrainConfig()).start(model, is_new=False)
     assert model.logit_scale.item() == 4.0
-    initialise_logits(model, TrainConfig(loss="sigmoid", batch_size=8), new=False)
+    sigmoid = TrainConfig(loss="sigmoid", batch_size=8)
+    Objectives(sigmoid).start(model, is_new=False)
     assert model.logit_scale.item() == pytest.approx(math.log(10))
     assert model.logit_bias is not None
     assert model.shape.logit_bias
     model.logit_bias.data.fill_(-3.0)
-    initialise_logits(model, TrainConfig(loss="sigmoid", batch_size=8), new=False)
+    sigmoid = TrainConfig(loss="sigmoid", batch_size=8)
+    Objectives(sigmoid).start(model, is_new=False)
     assert model.logit_bias.item() == -3.0
-    initialise_logits(model, TrainConfig(), new=False)
+    Objectives(TrainConfig()).start(model, is_new=False)
     assert model.logit_bias is None
     assert model.logit_scale.item() == pytest.approx(-math.log(0.07))
 
@@ -121,13 +122,13 @@ def test_words_are_learnt_beside_the_loss_that_is_shown() -> None:
     alone, both = step_of(), step_of(word_weight=0.5)
     first = [step(batch, 1, 1e-3, off())() for step in (alone, both)]
     assert first[1].loss == first[0].loss  # what guessing is compared with
-    assert first[0].word_loss == 0
-    assert first[1].word_loss == pytest.approx(
+    assert "word_loss" not in first[0].scalars
+    assert first[1].scalars["word_loss"] == pytest.approx(
         2 * math.log(33), rel=0.5
     )  # of both towers, and vectors are random
     assert "words" in first[1].part_norms
     later = [both(batch, number, 3e-3, off())() for number in range(2, 60)][-1]
-    assert later.word_loss < 0.95 * first[1].word_loss
+    assert later.scalars["word_loss"] < 0.95 * first[1].scalars["word_loss"]
     assert later.loss < 0.5 * first[1].loss
 
 
@@ -169,14 +170,15 @@ def test_parts_are_named_after_towers_and_blocks() -> None:
 def batch_with_teacher() -> Batch:
     rows = np.random.default_rng(1).normal(size=(2, 8, 64)).astype(np.float32)
     image, text = rows / np.linalg.norm(rows, axis=2, keepdims=True)
-    return replace(batch_of(), teacher_image=image, teacher_text=text)
+    return replace(batch_of(), extras={"teacher_image": image, "teacher_text": text})
 
 
 def with_phrases(batch: Batch) -> Batch:
     true = np.random.default_rng(1).random((8, 8)) < 0.3
     true[5] = False  # an image that none of the phrases is true of
     phrases = batch.tokens_BL[::-1, 4:12].copy()
-    return replace(batch, phrase_tokens_BL=phrases, phrase_positives_BB=true)
+    extras = {"phrase_tokens_BL": phrases, "phrase_positives_BB": true}
+    return replace(batch, extras=batch.extras | extras)
 
 
 MICRO_BATCHED = {
@@ -185,14 +187,25 @@ MICRO_BATCHED = {
     "words": (batch_with_words, {"word_weight": 0.5}),
     "crops": (batch_with_words, {"crop": 0.5, "flip": 0.5, "cheap_size": 16}),
     "other forms": (batch_with_words, {"recompute": True, "linear": "onednn"}),
-    "teacher": (batch_with_teacher, {"teacher_weight": 0.7}),
+    "teacher": (batch_with_teacher, {"teacher": "any", "teacher_weight": 0.7}),
     "phrases": (lambda: with_phrases(batch_of()), {"phrases": 0.4}),
     "phrases, sigmoid": (lambda: with_phrases(batch_of()), {"phrases": 0.4, "loss": "sigmoid"}),
     "phrases, teacher": (
         lambda: with_phrases(batch_with_teacher()),
-        {"phrases": 0.4, "teacher_weight": 0.7},
+        {"phrases": 0.4, "teacher": "any", "teacher_weight": 0.7},
     ),
 }
+
+
+NAMED_METRICS = {
+    "sigmoid": 1,
+    "words": 1,
+    "teacher": 2,
+    "phrases": 1,
+    "phrases, sigmoid": 2,
+    "phrases, teacher": 3,
+}
+"""Metrics that cases have beside those of every step."""
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 4, 8])
@@ -204,20 +217,21 @@ def test_micro_batches_give_the_gradients_of_the_whole_batch(micro_batch: int, c
     batch.positives_BB[0, 1] = batch.positives_BB[1, 0] = True
     whole, parts = step_of(**settings), step_of(**settings, micro_batch=micro_batch)
     whole_metrics, parts_metrics = (step(batch, 3, 0.0, off())() for step in (whole, parts))
-    for name in ("loss", "teacher_loss", "phrase_loss", "word_loss"):
-        expected = getattr(whole_metrics, name)
-        assert getattr(parts_metrics, name) == pytest.approx(expected, rel=1e-6)
+    assert parts_metrics.scalars == pytest.approx(whole_metrics.scalars, rel=1e-5)
+    assert len(whole_metrics.scalars) == 5 + NAMED_METRICS.get(case, 0)
     assert_same_gradients(whole, parts)
 
 
 def test_the_shown_loss_has_the_teachers_part_but_not_that_of_phrases() -> None:
     plain = step_of()(batch_of(), 1, 0.0, off())()
-    taught = step_of(teacher_weight=0.7)(batch_with_teacher(), 1, 0.0, off())()
+    taught = step_of(teacher="any", teacher_weight=0.7)(batch_with_teacher(), 1, 0.0, off())()
     phrased = step_of(phrases=0.4)(with_phrases(batch_of()), 1, 0.0, off())()
-    assert plain.teacher_loss == plain.phrase_loss == 0
-    assert taught.loss == pytest.approx(0.3 * plain.loss + 0.7 * taught.teacher_loss, rel=1e-5)
+    assert plain.scalars.keys() & {"teacher_loss", "phrase_loss", "contrastive_loss"} == set()
+    taught_loss = 0.3 * plain.loss + 0.7 * taught.scalars["teacher_loss"]
+    assert taught.loss == pytest.approx(taught_loss, rel=1e-5)
+    assert taught.scalars["contrastive_loss"] == pytest.approx(plain.loss, rel=1e-6)
     assert phrased.loss == pytest.approx(plain.loss, rel=1e-6)
-    assert 0 < phrased.phrase_loss < math.inf
+    assert 0 < phrased.scalars["phrase_loss"] < math.inf
 
 
 def test_phrases_find_all_images_they_are_true_of() -> None:
@@ -226,9 +240,10 @@ def test_phrases_find_all_images_they_are_true_of() -> None:
         np.arange(8)[:, None] % 2 == np.arange(8)[None, :] % 2
     )  # two phrases, each of four images
     tokens = batch.tokens_BL[np.arange(8) % 2][:, :12].copy()
-    batch = replace(batch, phrase_tokens_BL=tokens, phrase_positives_BB=true)
+    batch = replace(batch, extras={"phrase_tokens_BL": tokens, "phrase_positives_BB": true})
     step = step_of(phrases=0.5, batch_size=8)
-    losses = [step(batch, number, 1e-3, off())().phrase_loss for number in range(1, 61)]
+    metrics = [step(batch, number, 1e-3, off())() for number in range(1, 61)]
+    losses = [each.scalars["phrase_loss"] for each in metrics]
     assert losses[0] > math.log(8) - 0.5
     assert losses[-1] == pytest.approx(math.log(4), abs=0.1)  # four are right, and equally so
 
@@ -328,7 +343,7 @@ def test_phases_are_measured_only_when_asked() -> None:
 
 def test_captions_taken_in_parts_by_length_give_the_same_step() -> None:
     """On the CPU a batch of many captions is taken in parts that need less padding."""
-    rows = 2 * TEXT_CHUNKS * LEAST_CHUNK
+    rows = 2 * CHUNKS * MIN_CHUNK_ROWS
     draw = np.random.default_rng(0)
     tokens = draw.integers(0, 30, (rows, 16))
     ends_B = np.linspace(3, 15, rows).astype(int)
@@ -339,9 +354,8 @@ def test_captions_taken_in_parts_by_length_give_the_same_step() -> None:
     )
     parted, whole = step_of(), step_of()
     assert parted.inputs(batch, 1).lengths == (8, 16, 16, 16)
-    whole._lengths = lambda *_: ()  # pyright: ignore[reportAttributeAccessIssue]
-    for step in (parted, whole):
-        step(batch, 1, 1e-3, off())()
+    parted(batch, 1, 1e-3, off())()
+    whole(replace(batch, lengths_B=None), 1, 1e-3, off())()
     for (name, one), (_, other) in zip(
         parted.model.named_parameters(), whole.model.named_parameters(), strict=True
     ):

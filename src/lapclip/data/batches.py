@@ -9,7 +9,8 @@ import copy
 from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol
@@ -17,7 +18,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from lapclip.data.dataset import Pairs
-from lapclip.data.phrases import Phrases, cut_phrases
 from lapclip.data.pixels import draw_views, names_sides
 from lapclip.data.ragged import Ragged
 from lapclip.data.tokenizers import Tokenizer, padded_length
@@ -28,14 +28,18 @@ WINDOW = 4096
 """Rows that are shuffled among each other where reading neighbours together is faster."""
 BLOCK = 256
 """Rows that stay neighbours there until then."""
-OFTEN = 5
-"""Images that must have a token before it is predicted from them."""
 PARTNERS = 4
 """Images that one with a caption that its batch has already may be swapped with."""
-LEAST_IMAGES = 2
-"""Images that a phrase must be true of to be learnt: of one alone its captions say more."""
-RARER = 0.5
-"""A phrase of an image is drawn in proportion to how many images have it, to the power of minus this."""
+
+
+class Slicing(Enum):
+    """How an array of a batch is cut when the batch is divided."""
+
+    ROWS = "rows"
+    OWN_ROWS = "own rows"
+    """By rows. A process may have only those of its own shards."""
+    ROWS_AND_COLUMNS = "rows and columns"
+    WHOLE = "not at all"
 
 
 @dataclass(frozen=True)
@@ -58,18 +62,8 @@ class Batch:
     """What the frozen part of the image tower makes of the images, where that was computed before."""
     text_features: np.ndarray | None = None
     """The same of captions."""
-    teacher_image: np.ndarray | None = None
-    """What a teacher makes of the images, unit length; None where there is none."""
-    teacher_text: np.ndarray | None = None
-    """The same of captions."""
-    phrase_tokens_BL: np.ndarray | None = None
-    """A phrase for each image, from any of its captions; None where only whole captions are learnt."""
-    phrase_positives_BB: np.ndarray | None = None
-    """Which images (rows) have which of these phrases (columns) in their captions."""
-    phrase_features: np.ndarray | None = None
-    """What the frozen part of the text tower makes of the phrases, where that was computed before."""
-    words_BV: np.ndarray | None = None
-    """The tokens of all captions of each image, as shares that add up to one; None where no words are predicted."""
+    extras: dict[str, np.ndarray] = field(default_factory=dict)
+    """What objectives add, by name."""
     shards: tuple[np.ndarray, ...] = ()
     """The rows of each shard, where the plan has dealt them; empty leaves that to the step."""
     own_shards: range | None = None
@@ -87,6 +81,35 @@ def deal(rows: int, shards: int) -> tuple[np.ndarray, ...]:
     return tuple(np.arange(shard, rows, shards) for shard in range(min(shards, rows)))
 
 
+@dataclass(frozen=True)
+class DrawnRows:
+    """The pairs of a batch."""
+
+    step: int
+    rows: np.ndarray
+    """Numbers of the images."""
+    captions: np.ndarray
+    """Numbers of the captions."""
+    own: slice | np.ndarray
+    """The rows of the batch whose pixels and features this process reads."""
+
+
+class BatchExtras(Protocol):
+    """What adds arrays to each batch: the objectives."""
+
+    def arrays(self, plan: BatchPlan, drawn: DrawnRows) -> dict[str, np.ndarray]:
+        """Return arrays for a batch by name."""
+        ...
+
+    def texts(self, plan: BatchPlan) -> dict[str, Sequence[np.ndarray]]:
+        """Return all further texts that go through the text tower, as tokens by name."""
+        ...
+
+    def why_unused(self, plan: BatchPlan) -> dict[str, str]:
+        """Return why no batch can have some of the arrays, by the name of a setting."""
+        ...
+
+
 class FrozenFeatures(Protocol):
     """What frozen parts of the towers make of the training pairs; None where a tower has none that is worth caching."""
 
@@ -96,8 +119,8 @@ class FrozenFeatures(Protocol):
         """Of captions by their number in the split, padded to a length."""
         ...
 
-    def of_phrases(self, phrases: np.ndarray, length: int) -> np.ndarray | None:
-        """Of phrases by their number in `BatchPlan.phrases`, padded to a length."""
+    def of_texts(self, name: str, numbers: np.ndarray, length: int) -> np.ndarray | None:
+        """Of further texts by their number in `BatchPlan.texts`, padded to a length."""
         ...
 
 
@@ -126,16 +149,6 @@ class EncodedCaptions:
     """Whether each caption names a side."""
     allowed: np.ndarray
     """How often a batch may have each of them: once, or more where more images than batches have no other."""
-
-
-@dataclass(frozen=True)
-class EncodedWords:
-    """The tokens that the captions of each image have, each once."""
-
-    tokens: Ragged
-    weights_V: np.ndarray
-    """What each token of the vocabulary counts: more the fewer images have it, nothing where too few have it to learn
-    it from, or all."""
 
 
 @dataclass(frozen=True)
@@ -236,11 +249,8 @@ class BatchPlan:
         seed: int,
         symbol_dropout: float = 0.0,
         views: Views | None = None,
-        frozen: FrozenFeatures | None = None,
-        teacher: tuple[np.ndarray, np.ndarray] | None = None,
+        extras: BatchExtras | None = None,
         *,
-        with_phrases: bool = False,
-        with_words: bool = False,
         shards: int = 1,
     ) -> None:
         if batch_size > len(pairs):
@@ -255,22 +265,18 @@ class BatchPlan:
             symbol_dropout,
         )
         self.tokenizer, self.context = tokenizer, context
-        self._views, self._frozen = views, frozen
-        self._with_phrases, self._with_words = with_phrases, with_words
-        self._teacher = teacher
-        """A teacher's embeddings of every image, and of every caption in the order of `captions`."""
+        self._views, self._extras = views, extras
+        self._frozen: FrozenFeatures | None = None
         self.steps_per_epoch = len(pairs) // batch_size
         self._sections = Sections.of(pairs, batch_size, shards)
         self._shards = shards
         self._own_shards: range | None = None
         self._planned: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def completed(
-        self, frozen: FrozenFeatures | None, teacher: tuple[np.ndarray, np.ndarray] | None
-    ) -> BatchPlan:
-        """The same plan with features and teacher embeddings in its batches. Captions are not encoded again."""
+    def with_features(self, frozen: FrozenFeatures | None) -> BatchPlan:
+        """Return the same plan with features in its batches. Captions are not encoded again."""
         plan = copy.copy(self)
-        plan._frozen, plan._teacher = frozen, teacher
+        plan._frozen = frozen
         return plan
 
     def for_shards(self, shards: int, own: range) -> BatchPlan:
@@ -296,9 +302,7 @@ class BatchPlan:
             rows_N[first : first + self.batch_size],
             captions_N[first : first + self.batch_size],
         )
-        tokens_BL, lengths_B = self._shortened(
-            *self._tokens_of(self._encoded.tokens, captions), step
-        )
+        tokens_BL, lengths_B = self._shortened(*self.padded(self.encoded.tokens, captions), step)
         # The order within a batch changes nothing but the speed: short captions together need less padding.
         sorted_B = np.argsort(lengths_B, kind="stable")
         rows, captions, lengths_B = rows[sorted_B], captions[sorted_B], lengths_B[sorted_B]
@@ -307,16 +311,14 @@ class BatchPlan:
         shards = self._dealt(number, sorted_B)
         loaded = self._loaded(shards)
         image = self._frozen.of_images(rows[loaded], views_B[loaded]) if self._frozen else None
-        taught_image, taught_text = (
-            (self._teacher[0][rows], self._teacher[1][captions]) if self._teacher else (None, None)
-        )
+        drawn = DrawnRows(step, rows, captions, loaded)
         return Batch(
             pixels_BSSC=np.ascontiguousarray(
                 self.pairs.pixels[rows[loaded] if image is None else rows[:0]]
             ),
             tokens_BL=tokens_BL,
             positives_BB=self._positives(rows, captions),
-            sided_B=self._encoded.sided[captions],
+            sided_B=self.encoded.sided[captions],
             aspects_B=None if self.pairs.aspects is None else self.pairs.aspects[rows],
             lengths_B=lengths_B,
             boxes_B5=None
@@ -326,12 +328,9 @@ class BatchPlan:
             text_features=self._frozen.of_captions(captions[loaded], tokens_BL.shape[1])
             if self._frozen
             else None,
-            teacher_image=taught_image,
-            teacher_text=taught_text,
-            words_BV=self._words_of(rows) if self._with_words else None,
+            extras=self._extras.arrays(self, drawn) if self._extras else {},
             shards=shards,
             own_shards=self._own_shards,
-            **self._draw_phrases(rows, step, loaded),
         )
 
     def _dealt(self, batch: int, sorted_B: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -355,7 +354,7 @@ class BatchPlan:
         """The views of every image, (views, N, 5): boxes as `data/pixels.py` has them."""
         assert self._views is not None
         # An image is not flipped if any of its captions names a side.
-        sided_N = np.logical_or.reduceat(self._encoded.sided, self._encoded.first_N[:-1])
+        sided_N = np.logical_or.reduceat(self.encoded.sided, self.encoded.first_N[:-1])
         views, aspects_N, middle = self._views, self.pairs.aspects, self._views.middle
         if aspects_N is None:
             aspects_N, middle = np.ones(len(self.pairs)), 1.0  # drawn as the model is to see them
@@ -366,12 +365,21 @@ class BatchPlan:
     @property
     def captions(self) -> Sequence[np.ndarray]:
         """Every caption as tokens, one image's after the other's."""
-        return self._encoded.tokens
+        return self.encoded.tokens
 
     @property
-    def phrases(self) -> Sequence[np.ndarray]:
-        """Every phrase of the captions as tokens; empty where only whole captions are learnt."""
-        return self._phrases[1] if self._with_phrases else ()
+    def texts(self) -> dict[str, Sequence[np.ndarray]]:
+        """All further texts that go through the text tower, as tokens by name."""
+        return self._extras.texts(self) if self._extras else {}
+
+    @property
+    def why_unused(self) -> dict[str, str]:
+        """Why objectives are not used with this data, by the name of their setting."""
+        return self._extras.why_unused(self) if self._extras else {}
+
+    def frozen_texts(self, name: str, numbers: np.ndarray, length: int) -> np.ndarray | None:
+        """Return features of further texts. None if they are not cached."""
+        return self._frozen.of_texts(name, numbers, length) if self._frozen else None
 
     def _turns(self, rows: np.ndarray, epoch: int) -> np.ndarray:
         """Which view of some images an epoch uses: each in its turn, and not the same one for all images."""
@@ -386,65 +394,16 @@ class BatchPlan:
 
     def _positives(self, rows: np.ndarray, captions: np.ndarray) -> np.ndarray:
         """Which images and captions belong together: with equal captions, of copies of an image, of one class."""
-        return _equal(self._encoded.same[captions], *self._groups(rows))
+        return equal_pairs(self.encoded.same[captions], *self.groups(rows))
 
-    def _groups(self, rows: np.ndarray) -> list[np.ndarray]:
-        """What images that belong together have in common."""
+    def groups(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Return what images that belong together have in common."""
         return [
             group[rows] for group in (self.pairs.identities, self.pairs.labels) if group is not None
         ]
 
     @cached_property
-    def _phrases(self) -> tuple[Phrases, Ragged, np.ndarray]:
-        """The phrases of all captions, as tokens, and how likely each phrase of each image is to be drawn: summed up
-        over all images, from 0."""
-        found = cut_phrases(self.pairs.captions, LEAST_IMAGES)
-        tokens = self.tokenizer.encode_all(found.texts, self.context) if len(found) else []
-        return (
-            found,
-            Ragged.of(tokens),
-            np.concatenate([[0.0], np.cumsum(found.images_K[found.numbers] ** -RARER)]),
-        )
-
-    def _draw_phrases(
-        self, rows: np.ndarray, step: int, loaded: slice | np.ndarray
-    ) -> dict[str, Any]:
-        """A phrase for each image of a batch, and which images it is true of. An image that has none takes another's,
-        which is not true of it. Features are those of the rows that are loaded."""
-        if not self.phrases:
-            return {}
-        found, tokens, likely = self._phrases
-        first_B, last_B = found.first_N[rows], found.first_N[rows + 1]
-        some = np.flatnonzero(last_B > first_B)
-        if not len(some):
-            return {}
-        draws_B = generator(self.seed, "phrases", step).random(len(rows))
-        at_B = (
-            np.searchsorted(
-                likely, likely[first_B] + draws_B * (likely[last_B] - likely[first_B]), side="right"
-            )
-            - 1
-        )
-        at_B = np.clip(at_B, first_B, np.maximum(last_B - 1, first_B))  # sums round
-        own_B = np.where(
-            last_B > first_B, np.arange(len(rows)), some[np.arange(len(rows)) % len(some)]
-        )
-        numbers_B = found.numbers[at_B[own_B]]
-        has_BB = found.in_images(numbers_B, rows)
-        groups = self._groups(rows)
-        if groups:
-            has_BB = _equal(*groups).astype(np.float32) @ has_BB > 0
-        tokens_BL, _ = self._tokens_of(tokens, numbers_B)
-        return {
-            "phrase_tokens_BL": tokens_BL,
-            "phrase_positives_BB": has_BB,
-            "phrase_features": self._frozen.of_phrases(numbers_B[loaded], tokens_BL.shape[1])
-            if self._frozen
-            else None,
-        }
-
-    @cached_property
-    def _encoded(self) -> EncodedCaptions:
+    def encoded(self) -> EncodedCaptions:
         captions = [caption for options in self.pairs.captions for caption in options]
         tokens = self.tokenizer.encode_all(captions, self.context)
         numbers: dict[bytes, int] = {}
@@ -462,42 +421,12 @@ class BatchPlan:
         sided = np.array([names_sides(caption) for caption in captions])
         return EncodedCaptions(Ragged.of(tokens), first_N, same, sided, allowed)
 
-    def _words_of(self, rows: np.ndarray) -> np.ndarray:
-        """The tokens that the captions of each image have, as shares that add up to one: the rarer, the more. (B, V)"""
-        words = self._words
-        tokens = words.tokens.joined(rows)
-        shares_BV = np.zeros((len(rows), len(words.weights_V)), dtype=np.float32)
-        shares_BV[np.repeat(np.arange(len(rows)), words.tokens.lengths(rows)), tokens] = (
-            words.weights_V[tokens]
-        )
-        shares_BV /= np.maximum(shares_BV.sum(1, keepdims=True), 1e-6)
-        return shares_BV
-
-    @cached_property
-    def _words(self) -> EncodedWords:
-        captions, first_N, size = (
-            self._encoded.tokens,
-            self._encoded.first_N,
-            self.tokenizer.vocabulary,
-        )
-        images_T = np.repeat(
-            np.repeat(np.arange(len(self.pairs)), np.diff(first_N)),
-            captions.lengths(np.arange(len(captions))),
-        )
-        is_word_T = ~np.isin(captions.values, (self.tokenizer.start, self.tokenizer.end))
-        # Each token of an image once: as one number with the image's, so that all are sorted out together.
-        images, tokens = np.divmod(np.unique((images_T * size + captions.values)[is_word_T]), size)
-        counts_V = np.bincount(tokens, minlength=size)
-        weights_V = np.sqrt(np.log(len(self.pairs) / np.maximum(counts_V, 1))) * (counts_V >= OFTEN)
-        each = Ragged(tokens, np.searchsorted(images, np.arange(len(self.pairs) + 1)))
-        return EncodedWords(each, weights_V.astype(np.float32))
-
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The rows of an epoch in order, and the caption of each."""
         planned = self._planned  # read once: another thread may be at the next epoch
         if epoch not in planned:
             rows_N = self._order(epoch)
-            first_N = self._encoded.first_N
+            first_N = self.encoded.first_N
             counts_N = np.diff(first_N)[rows_N]
             draws_N = generator(self.seed, "captions", epoch).random(len(rows_N))
             captions_N = first_N[rows_N] + (draws_N * counts_N).astype(np.int64)
@@ -524,10 +453,10 @@ class BatchPlan:
         """Change the captions of one batch, in place, so that none is there more often than it must, and its images
         where that must be: they are swapped with one of their section that is drawn from the rest of the epoch, or stay
         after a few tries."""
-        first, same, sections = batch * self.batch_size, self._encoded.same, self._sections
+        first, same, sections = batch * self.batch_size, self.encoded.same, self._sections
         last = first + self.batch_size
         inside, counts = np.unique(same[captions_N[first:last]], return_counts=True)
-        if (counts <= self._encoded.allowed[inside]).all():
+        if (counts <= self.encoded.allowed[inside]).all():
             return
         used: Counter[int] = Counter()
         for at, section in enumerate(sections.numbers(batch).tolist(), start=first):
@@ -546,16 +475,16 @@ class BatchPlan:
 
     def _unused(self, row: Any, drawn: Any, used: Counter[int]) -> int | None:
         """A caption of an image that the batch may still have: the one drawn, or the next one after it."""
-        same, allowed = self._encoded.same, self._encoded.allowed
-        first, last = self._encoded.first_N[row], self._encoded.first_N[row + 1]
+        same, allowed = self.encoded.same, self.encoded.allowed
+        first, last = self.encoded.first_N[row], self.encoded.first_N[row + 1]
         turned = (*range(drawn, last), *range(first, drawn))
         return next(
             (caption for caption in turned if used[int(same[caption])] < allowed[same[caption]]),
             None,
         )
 
-    def _tokens_of(self, texts: Ragged, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of some texts as rows of one length, and how many each has."""
+    def padded(self, texts: Ragged, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of some texts as rows of one length, and how many each has."""
         lengths_B = texts.lengths(chosen)
         return self._filled(
             texts.joined(chosen), lengths_B, padded_length(lengths_B.max(), self.context)
@@ -601,8 +530,8 @@ def _by_blocks(count: int, draw: np.random.Generator) -> np.ndarray:
     return np.argsort(late_N % count, kind="stable")
 
 
-def _equal(*groups_B: np.ndarray) -> np.ndarray:
-    """Which rows are of one group with which, in any of the groupings."""
+def equal_pairs(*groups_B: np.ndarray) -> np.ndarray:
+    """Return which rows are of one group with which, in any of the groupings. (B, B)"""
     return np.any([group_B[:, None] == group_B[None, :] for group_B in groups_B], axis=0)
 
 

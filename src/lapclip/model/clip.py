@@ -30,7 +30,6 @@ EMPTY: Mapping[str, Network] = MappingProxyType({})
 
 START_LOGIT_SCALE = math.log(1 / 0.07)
 MAX_LOGIT_SCALE = math.log(100)
-WORDS = "word_embedding"
 
 
 class CLIP(nn.Module):
@@ -51,10 +50,8 @@ class CLIP(nn.Module):
         self.register_parameter(
             "logit_bias", nn.Parameter(torch.zeros(())) if shape.logit_bias else None
         )
-        self.word_embedding: nn.Parameter | None
-        """Vectors that embeddings predict words with, (vocabulary, E), while training with `train.word_weight`; no part
-        of a saved model."""
-        self.register_parameter(WORDS, None)
+        self.training_parameters: list[str] = []
+        """Names of parameters that only objectives need. They are no part of a saved model."""
         if (
             not self.logit_scale.is_meta
         ):  # which has no values; drawing them there loads torch's compiler all the same
@@ -98,10 +95,9 @@ class CLIP(nn.Module):
                     setattr(module, "compute", compute)  # noqa: B010 (attributes of a Module are unknown to pyright)
 
     @torch.no_grad()
-    def start_logits(self, scale: float | None, bias: float | None) -> None:
-        """Set the scale and the bias to start with. Without a scale it stays as it is; without a bias there is none."""
-        if scale is not None:
-            self.logit_scale.fill_(math.log(scale))
+    def start_logits(self, scale: float, bias: float | None) -> None:
+        """Set the scale and the bias to start with, or remove the bias."""
+        self.logit_scale.fill_(math.log(scale))
         value = (
             None
             if bias is None
@@ -110,14 +106,10 @@ class CLIP(nn.Module):
         self.register_parameter("logit_bias", value)
         self.shape = replace(self.shape, logit_bias=bias is not None)
 
-    def start_words(self, seed: int) -> None:
-        """Give it vectors to predict words with, of about length one and any direction."""
-        size, draw = (
-            (self.shape.vocabulary, self.shape.embedding),
-            torch.Generator().manual_seed(seed),
-        )
-        vectors_VE = torch.randn(size, generator=draw) * self.shape.embedding**-0.5
-        self.register_parameter(WORDS, nn.Parameter(vectors_VE.to(self.logit_scale.device)))
+    def add_training_parameter(self, name: str, values: Tensor) -> None:
+        """Add a parameter that trains with the model but is no part of what is saved."""
+        self.register_parameter(name, nn.Parameter(values.to(self.logit_scale.device)))
+        self.training_parameters.append(name)
 
     @torch.no_grad()
     def hold_temperature(self) -> None:
@@ -145,8 +137,9 @@ def _text_tower(shape: ModelConfig, network: Network | None) -> TextTower | Pret
 
 
 def count_parameters(module: nn.Module) -> int:
-    """How many numbers the module has, without those that only training has."""
-    return sum(parameter.numel() for name, parameter in module.named_parameters() if name != WORDS)
+    """Return how many numbers the module has, without those that only training has."""
+    left_out = module.training_parameters if isinstance(module, CLIP) else []
+    return sum(p.numel() for name, p in module.named_parameters() if name not in left_out)
 
 
 def initialise(model: CLIP, generator: torch.Generator) -> None:

@@ -1,7 +1,7 @@
 """What of a model is trainable: all of it, the last blocks of its towers, additions of low rank, or the heads alone.
 
 The part of a model that a parameter belongs to is image.embedding, image.0 to image.head, the same for text, and,
-outside both towers, temperature, bias and words. Gradients are shown by part, learning rates fall from the head down,
+outside both towers, temperature, bias and what objectives add. Gradients are shown by part, learning rates fall from the head down,
 and parts are frozen.
 
 Low-rank additions to linear layers (LoRA, Hu et al. 2021, arXiv 2106.09685): few numbers learn, and in the end they are
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from lapclip.config import ALL, TrainConfig
 from lapclip.model.block import Attention, Linear
-from lapclip.model.clip import CLIP, WORDS
+from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
 from lapclip.model.pretrained_towers import PretrainedTower
 from lapclip.seeding import derived_seed
 
 EMBEDDING, HEAD = "embedding", "head"
-OUTSIDE = {"logit_scale": "temperature", "logit_bias": "bias", WORDS: "words"}
+OUTSIDE = {"logit_scale": "temperature", "logit_bias": "bias"}
 OF_HEAD = ("ln_post", "ln_final", "projection", "head.")
 
 
@@ -58,7 +58,7 @@ def part_of(name: str) -> str:
     """The part of a parameter of our own towers."""
     tower, _, rest = name.partition(".")
     if not rest:
-        return OUTSIDE[name]
+        return OUTSIDE.get(name, name)
     if "blocks." in rest:
         return f"{tower}.{rest.partition('blocks.')[2].split('.')[0]}"
     return f"{tower}.{HEAD if rest.startswith(OF_HEAD) else EMBEDDING}"
@@ -211,10 +211,11 @@ def add_lora(model: CLIP, learning: set[int], rank: int, seed: int) -> None:
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
     """The weights of the plain model that the additions amount to, without what only training needs."""
+    left_out = model.training_parameters if isinstance(model, CLIP) else []
     state = {
         name: tensor
         for name, tensor in model.state_dict().items()
-        if not name.endswith((DOWN, UP, WORDS))
+        if name not in left_out and not name.endswith((DOWN, UP))
     }
     for name, module in model.named_modules():
         if isinstance(module, LowRank):

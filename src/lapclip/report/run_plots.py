@@ -20,7 +20,7 @@ from lapclip.report.plots import (
 from lapclip.runs.curves import Curve, curve, smoothed
 from lapclip.runs.events import mapping
 from lapclip.runs.view import RunView
-from lapclip.text import duration, number, part_name, percent, significant, size
+from lapclip.text import duration, metric_title, number, part_name, percent, significant, size
 
 COLUMNS = 120
 """Columns of a heat map."""
@@ -47,14 +47,17 @@ def learning_sections(view: RunView) -> list[Section]:
         "logit scale.",
         marks(turning_points(view)),
     )
-    logit_bias = _small_plot(
-        "Logit bias",
-        view.logit_bias,
-        "logit bias",
-        "The model learns how rare true pairs are: it starts far below zero, because most pairs of a batch are wrong.",
-        marks(turning_points(view)),
-    )
-    plots = [_loss(view), _accuracy(view), temperature, logit_bias, _gradients(view)]
+    metrics = [
+        _small_plot(
+            metric_title(name),
+            view.step_curve(name),
+            metric_title(name).lower(),
+            meaning,
+            marks(turning_points(view)),
+        )
+        for name, meaning in view.metrics.items()
+    ]
+    plots = [_loss(view), _accuracy(view), temperature, *metrics, _gradients(view)]
     found = [plot for plot in plots if plot]
     return [Section("Learning", [*found])] if found else []
 

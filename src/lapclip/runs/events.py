@@ -75,6 +75,8 @@ class Started(Event):
     """The loss of guessing: ln(batch size) for the softmax loss."""
     set_up_seconds: dict[str, float] = field(default_factory=dict)
     """How long each phase took before the first step."""
+    metrics: dict[str, str] = field(default_factory=dict)
+    """What each further metric of the objectives is, by its name in the step events."""
     hardware: dict[str, str] = field(default_factory=dict)
     """The name of each kind of device that it trains on, as `{"cuda": "NVIDIA H200"}`."""
 
@@ -107,14 +109,14 @@ class Step(Event):
     """None where float16 overflowed and the update was left out."""
     grad_norms: dict[str, float]
     seconds: dict[str, float] | None
-    teacher_loss: float | None = None
-    """How far the model is from its teacher, which is part of the loss; None where it has none."""
-    word_loss: float | None = None
-    """How badly words are predicted, which is learnt beside the loss; None where that is not asked for."""
-    logit_bias: float | None = None
-    """The learnt bias of the sigmoid loss; null for others."""
-    phrase_loss: float | None = None
-    """The loss of phrases, which `loss` leaves out; null where only whole captions are learnt."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Further metrics of the objectives, for example `teacher_loss`. In the file each is a field of the event.
+    `started` describes them."""
+
+    def to_dict(self, time: float) -> dict[str, Any]:
+        values = super().to_dict(time)
+        metrics = values.pop("metrics")
+        return values | metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,6 +266,7 @@ class Failed(Event):
 
 
 Listener = Callable[[Event], None]
+STEP_FIELDS = {"v", "type", "time", *(field.name for field in fields(Step))}
 LONGEST_LINE = 4_000_000
 """Bytes of a line; a longer one is no event, and is passed over without being held."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lapclip.errors import split_hint
 from lapclip.runs.curves import Curve, curve, smoothed, windows
-from lapclip.runs.events import mapping, read_events
+from lapclip.runs.events import STEP_FIELDS, mapping, read_events
 from lapclip.runs.findings import Finding
 from lapclip.runs.folder import Run
 from lapclip.runs.forecast import Forecast, forecast
@@ -31,15 +31,15 @@ ENOUGH = 800
 IN_JSON = 200
 """Points of a curve that a script gets."""
 STEP_VALUES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "loss": lambda event: event.get("loss"),
     "accuracy": batch_accuracy,
-    "temperature": lambda event: event.get("temperature"),
-    "logit_bias": lambda event: event.get("logit_bias"),
     "gradient": lambda event: event.get("grad_norm"),
     "learning_rate": lambda event: event.get("lr"),
 }
-NOISY = ("loss", "accuracy", "gradient")
-"""Values whose small curve is smoothed."""
+"""Curves whose values have another name in a step event, or are computed."""
+STEADY = ("temperature",)
+"""Values whose small curve is not smoothed, because they change slowly."""
+MAX_METRICS = 12
+SUMMARY_FIELDS = {"elapsed", "process", "gap"}  # added to step events by `Summary`
 
 
 @dataclass(frozen=True)
@@ -123,35 +123,43 @@ class RunView:
 
     @cached_property
     def loss(self) -> Curve:
-        return self._curve("loss")
+        return self.step_curve("loss")
 
     @cached_property
     def accuracy(self) -> Curve:
         """Share of right answers in training batches, the mean of both ways."""
-        return self._curve("accuracy")
+        return self.step_curve("accuracy")
 
     @cached_property
     def temperature(self) -> Curve:
-        return self._curve("temperature")
+        return self.step_curve("temperature")
 
     @cached_property
-    def logit_bias(self) -> Curve:
-        """Empty where the loss has none."""
-        return self._curve("logit_bias")
+    def metrics(self) -> dict[str, str]:
+        """What each further metric of the objectives is, by its name in the latest step."""
+        known = STEP_FIELDS | SUMMARY_FIELDS
+        names = [name for name in self.latest_step if name not in known]
+        names = [name for name in names if number(self.latest_step[name]) is not None]
+        meanings = mapping(self.summary.started.get("metrics"))
+        return {name: one_line(meanings.get(name) or "") for name in names[:MAX_METRICS]}
+
+    def step_curve(self, name: str) -> Curve:
+        """Return the value of a name at every step."""
+        return curve(self.summary.steps, _step_value(name))
 
     @cached_property
     def gradient(self) -> Curve:
         """The norm of all gradients."""
-        return self._curve("gradient")
+        return self.step_curve("gradient")
 
     @cached_property
     def learning_rate(self) -> Curve:
-        return self._curve("learning_rate")
+        return self.step_curve("learning_rate")
 
     def small_curve(self, name: str) -> Curve:
         """A curve of the steps for a small drawing: of a long run some of them, and smoothed where steps differ."""
-        points = curve(self._some_steps, STEP_VALUES[name])
-        return smoothed(points) if name in NOISY and len(points) > 20 else points
+        points = curve(self._some_steps, _step_value(name))
+        return smoothed(points) if name not in STEADY and len(points) > 20 else points
 
     @property
     def latest_step(self) -> dict[str, Any]:
@@ -304,11 +312,8 @@ class RunView:
         """For scripts: shares from 0 to 1, sizes in bytes, times in seconds. What is not known is null."""
         summary, (process, peak, whole) = self.summary, self.memory
         last = self.latest_step
-        small = {
-            name: self.small_curve(name)
-            for name in ("loss", "accuracy", "temperature", "logit_bias", "gradient")
-        }
-        shown = {name: points for name, points in small.items() if points or name != "logit_bias"}
+        names = ("loss", "accuracy", "temperature", "gradient", *self.metrics)
+        shown = {name: self.small_curve(name) for name in names}
         return {
             "name": self.name,
             "state": self.status,
@@ -351,9 +356,6 @@ class RunView:
             "next": next_commands(self),
         }
 
-    def _curve(self, name: str) -> Curve:
-        return curve(self.summary.steps, STEP_VALUES[name])
-
     @cached_property
     def _some_steps(self) -> list[dict[str, Any]]:
         """Enough of the steps for a small curve, the newest among them."""
@@ -365,6 +367,11 @@ def view_of(run: Run) -> RunView:
     """How a run stands, from all of its events."""
     state = run.state
     return RunView(run.path.resolve().name, state, summarise(read_events(run.events)))
+
+
+def _step_value(name: str) -> Callable[[dict[str, Any]], Any]:
+    """Return the function that reads a value from a step event."""
+    return STEP_VALUES.get(name) or (lambda event: event.get(name))
 
 
 def _evaluation(event: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
@@ -17,7 +16,7 @@ from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
 from lapclip.training.inputs import Inputs, Sent
 from lapclip.training.optimizer import make_optimizer
-from lapclip.training.step import StepMetrics, TrainStep
+from lapclip.training.step import DeviceMetrics, StepMetrics, TrainStep
 
 WARM_UP = 3
 """Real steps taken without a recording first, so that libraries have set themselves up."""
@@ -48,7 +47,7 @@ class Recording:
 
     replay: Callable[[], None]
     batch: Delivered
-    metrics: Tensor
+    metrics: DeviceMetrics
 
 
 class GraphedStep(TrainStep):
@@ -88,7 +87,12 @@ class GraphedStep(TrainStep):
         # Gradients are to live in the graph's own memory.
         self.optimizer.zero_grad(set_to_none=True)
         off = Stopwatch(self.device.synchronise, on=False)
-        replay, metrics = self._recorder.record(
-            lambda: self.update(replace(inputs, **held.tensors), off)
-        )
-        return Recording(replay, held, metrics)
+        names: list[str] = []  # of the metrics, known when the update is recorded
+
+        def update() -> torch.Tensor:
+            metrics = self.update(inputs.with_tensors(held.tensors), off)
+            names[:] = metrics.names
+            return metrics.values
+
+        replay, values = self._recorder.record(update)
+        return Recording(replay, held, DeviceMetrics(names, values))

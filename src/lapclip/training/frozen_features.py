@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -64,8 +64,8 @@ class CachedFeatures:
     held_out: HeldOutFeatures
     notes: list[str]
     """What the user should know."""
-    phrases: Ragged | None = None
-    """None where only whole captions are learnt."""
+    texts: dict[str, Ragged] = field(default_factory=dict)
+    """Features of further texts, by name."""
     summary: str = ""
     """What was computed, how long that took and how large it is; empty where nothing is cached."""
 
@@ -80,8 +80,8 @@ class CachedFeatures:
     def of_captions(self, captions: np.ndarray, length: int) -> np.ndarray | None:
         return None if self.captions is None else self.captions.padded(captions, length)
 
-    def of_phrases(self, phrases: np.ndarray, length: int) -> np.ndarray | None:
-        return None if self.phrases is None else self.phrases.padded(phrases, length)
+    def of_texts(self, name: str, numbers: np.ndarray, length: int) -> np.ndarray | None:
+        return self.texts[name].padded(numbers, length) if name in self.texts else None
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,8 @@ def cache_features(
     report = progress or (lambda done, total, what="": None)
     began = time.perf_counter()
     maker = _FeatureMaker(step, plan, data, config, report, ranks)
-    image = captions = phrases = held_out_image = held_out_text = None
-    covered = []
+    image = captions = held_out_image = held_out_text = None
+    texts, covered = {}, []
     try:
         if "image" in towers:
             image, held_out_image = maker.images(), maker.held_out_images()
@@ -170,9 +170,9 @@ def cache_features(
         if "text" in towers:
             captions = maker.captions(plan.captions, "captions")
             covered.append(f"{len(plan.captions):,} captions")
-            if plan.phrases:
-                phrases = maker.captions(plan.phrases, "phrases")
-                covered.append(f"{len(plan.phrases):,} phrases of them")
+            for name, tokens in plan.texts.items():
+                texts[name] = maker.captions(tokens, f"{name}s")
+                covered.append(f"{len(tokens):,} {name}s of them")
             held_out_text = maker.held_out_captions(embedder)
     except NotCacheable as error:
         notes.append(f"what is frozen is computed at each step: {error}")
@@ -182,7 +182,7 @@ def cache_features(
         how = f"computed once in {duration(time.perf_counter() - began)}"
     summary = f"features of {', '.join(covered)}: {how} ({size_text(maker.bytes)})"
     frozen = HeldOutFeatures(data.held_out, held_out_image, held_out_text)
-    return CachedFeatures(image, captions, frozen, notes, phrases, summary)
+    return CachedFeatures(image, captions, frozen, notes, texts, summary)
 
 
 MOST_FITTED = 10_000
@@ -333,7 +333,7 @@ class _FeatureMaker:
         return self._array("image", ("val",), (len(pixels),), blocks)
 
     def captions(self, token_lists: Sequence[np.ndarray], kind: str) -> Ragged:
-        """Return features of all training captions, or of all their phrases."""
+        """Return features of all training captions, or of all further texts of one kind."""
         return self._caption_features(self._step.worker, token_lists, "train", kind)
 
     def held_out_captions(self, embedder: Embedder) -> Ragged:

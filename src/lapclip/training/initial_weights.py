@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lapclip.config import ALL, Config, Layer, ModelConfig, TrainConfig, replace_in
+from lapclip.config import ALL, Config, Layer, ModelConfig, replace_in
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.embedder import load_torch
 from lapclip.errors import ConfigError, RunError, first_line
-from lapclip.loss import LOSSES
 from lapclip.model.clip import CLIP
 from lapclip.seeding import derived_seed
 from lapclip.weights.pretrained_networks import open_image, open_text
@@ -122,16 +121,3 @@ def open_towers(
         names = " and ".join(name for name in (shape.image_from, shape.text_from) if name)
         raise ConfigError(f"{names} cannot be used as a tower: {first_line(error)}.") from error
     return model, tokenizer
-
-
-def initialise_logits(model: CLIP, config: TrainConfig, *, new: bool) -> None:
-    """Give a model the scale and the bias that its loss starts with.
-
-    A model that has learnt with the same loss keeps what it has learnt; one of another loss starts again, because a
-    scale of 100, which softmax ends with, leaves a sigmoid no room.
-    """
-    loss = LOSSES[config.loss]
-    scale, bias = loss.initial_scale, loss.initial_bias(config.batch_size)
-    if not new and (bias is None) == (model.logit_bias is None):
-        scale, bias = None, None if model.logit_bias is None else model.logit_bias.item()
-    model.start_logits(scale, bias)

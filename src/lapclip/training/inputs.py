@@ -1,22 +1,30 @@
 """What an update works on: the tensors of a batch, by micro-batches, by shards, and on their way to a device.
 
-Shapes: B batch, S image side, C colour channels, L tokens, V vocabulary.
+Shapes: B batch, S image side, C color channels, L tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from lapclip.data.batches import Slicing
 from lapclip.machine.device import Device
 from lapclip.machine.transfer import OnItsWay
 
-SQUARE = ("positives_BB", "phrase_positives_BB")
-"""Tensors of an update whose columns are pairs of the batch, as their rows are."""
-LOADED_BY_SHARD = ("pixels_BSSC", "image_features", "text_features", "phrase_features")
-"""Tensors of an update of which a rank may have the rows of its own shards alone."""
+if TYPE_CHECKING:
+    from lapclip.training.objectives.base import Pass
+
+SLICING = {
+    "pixels_BSSC": Slicing.OWN_ROWS,
+    "image_features": Slicing.OWN_ROWS,
+    "text_features": Slicing.OWN_ROWS,
+    "positives_BB": Slicing.ROWS_AND_COLUMNS,
+}
+"""How the fixed tensors of an update are sliced, where it is not by rows."""
 ALIGNED = 64
 """Bytes that the memory of a tensor is a multiple of where torch chooses it. Kernels may round otherwise elsewhere."""
 
@@ -29,7 +37,7 @@ class Inputs:
     tokens_BL: Tensor
     positives_BB: Tensor
     boxes_B5: Tensor | None
-    """The box of each image that is seen (`data/pixels.py`); None is all of it."""
+    """The box of each image that is seen (`data/pixels.py`). None for the whole image."""
     side: int
     """The side of the images that the tower sees, in pixels."""
     lengths: tuple[int, ...] = ()
@@ -41,82 +49,88 @@ class Inputs:
     own_shards: range | None = None
     """The shards whose rows large tensors have; None where they have all."""
     image_features: Tensor | None = None
-    """What the frozen part of the image tower makes of the images, which are empty then."""
+    """Output of the frozen part of the image tower. The images are empty then."""
     text_features: Tensor | None = None
-    """What the frozen part of the text tower makes of the captions."""
-    teacher_image: Tensor | None = None
-    """What a teacher makes of the images; None where there is none."""
-    teacher_text: Tensor | None = None
-    """What it makes of the captions."""
-    words_BV: Tensor | None = None
-    """The tokens of all captions of each image, as shares; None where no words are predicted."""
-    image_features_mask: Tensor | None = None
-    """What the head of a pretrained image network does not leave out of its features; None keeps all."""
-    image_hidden_mask: Tensor | None = None
-    """The same for its hidden layer."""
-    text_hidden_mask: Tensor | None = None
-    """The same for a pretrained text network."""
-    phrase_tokens_BL: Tensor | None = None
-    """A phrase for each image; None where only whole captions are learnt."""
-    phrase_positives_BB: Tensor | None = None
-    phrase_features: Tensor | None = None
-    """What the frozen part of the text tower makes of the phrases."""
-    phrase_hidden_mask: Tensor | None = None
-    """What the head of a pretrained text network does not leave out of its hidden layer for them."""
+    """Output of the frozen part of the text tower for the captions."""
+    extras: dict[str, Tensor] = field(default_factory=dict)
+    """What objectives add, and what heads leave out of each pass."""
+    slicing: Mapping[str, Slicing] = field(default_factory=dict)
+    """How extras are sliced, where it is not by rows."""
 
     def __len__(self) -> int:
         return len(self.tokens_BL)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor that is there."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        """Return every tensor by name."""
+        fixed = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return fixed | self.extras
 
-    def of_phrases(self) -> Inputs | None:
-        """The phrases in the place of the captions; None where there are none."""
-        if self.phrase_tokens_BL is None:
-            return None
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Inputs:
+        """Return the same inputs with other tensors of these names."""
+        fixed = {name: tensor for name, tensor in tensors.items() if name not in self.extras}
+        extras = {name: tensor for name, tensor in tensors.items() if name in self.extras}
+        return replace(self, **fixed, extras=self.extras | extras)
+
+    def slicing_of(self, name: str) -> Slicing:
+        """Return how a tensor is sliced."""
+        return SLICING.get(name) or self.slicing.get(name, Slicing.ROWS)
+
+    def for_pass(self, other: Pass) -> Inputs:
+        """Return the same inputs with what another pass sees in the place of the images or captions."""
+        if other.tower == "image":
+            return replace(self, boxes_B5=self.extras[other.source])
         return replace(
             self,
-            tokens_BL=self.phrase_tokens_BL,
-            text_features=self.phrase_features,
-            text_hidden_mask=self.phrase_hidden_mask,
+            tokens_BL=self.extras[other.source],
+            text_features=self.extras.get(other.features),
             lengths=(),
         )
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """The same change made to every tensor."""
-        return replace(self, **{name: change(tensor) for name, tensor in self.tensors().items()})
+    def rows(self, first: int, last: int) -> Inputs:
+        """Return some of the pairs. Tensors with a column for each pair keep all columns."""
+        some = {
+            name: tensor[first:last]
+            for name, tensor in self.tensors().items()
+            if self.slicing_of(name) is not Slicing.WHOLE
+        }
+        return self.with_tensors(some)
 
     def on(self, device: Device) -> Inputs:
         """Return the same inputs with every tensor on a device."""
-        return self.each(lambda tensor: tensor.to(device.torch))
+        moved = {name: tensor.to(device.torch) for name, tensor in self.tensors().items()}
+        return self.with_tensors(moved)
 
     def in_order(self, rows_B: Tensor) -> Inputs:
-        """The same pairs in another order. What was loaded for some shards alone has their order already, and images
-        that features stand in for are empty."""
-        stay = () if self.own_shards is None else LOADED_BY_SHARD
-        moved = {
-            name: tensor[rows_B]
-            for name, tensor in self.tensors().items()
-            if len(tensor) and name not in stay
-        }
-        square = {name: tensor[:, rows_B] for name, tensor in moved.items() if name in SQUARE}
-        return replace(self, **(moved | square))
+        """Return the same pairs in another order.
+
+        What was loaded for some shards alone is in their order already. Images that features stand in for are empty.
+        """
+        moved = {}
+        for name, tensor in self.tensors().items():
+            slicing = self.slicing_of(name)
+            is_in_order = slicing is Slicing.OWN_ROWS and self.own_shards is not None
+            if is_in_order or slicing is Slicing.WHOLE or not len(tensor):
+                continue
+            moved[name] = tensor[rows_B]
+            if slicing is Slicing.ROWS_AND_COLUMNS:
+                moved[name] = moved[name][:, rows_B]
+        return self.with_tensors(moved)
 
     def shard(self, number: int) -> Inputs:
-        """The pairs of one shard."""
+        """Return the pairs of one shard."""
         first, size = sum(self.shards[:number]), self.shards[number]
         loaded = range(len(self.shards)) if self.own_shards is None else self.own_shards
         assert number in loaded, "a shard that another rank computes"
-        at = first - sum(self.shards[: loaded.start])
-        own = {
-            name: aligned(tensor[at : at + size])
-            if name in LOADED_BY_SHARD
-            else tensor[first : first + size]
-            for name, tensor in self.tensors().items()
-        }
+        first_loaded = first - sum(self.shards[: loaded.start])
+        own = {}
+        for name, tensor in self.tensors().items():
+            slicing = self.slicing_of(name)
+            if slicing is Slicing.OWN_ROWS:
+                own[name] = aligned(tensor[first_loaded : first_loaded + size])
+            elif slicing is not Slicing.WHOLE:
+                own[name] = tensor[first : first + size]
         alone = replace(self, shards=(), shard_lengths=(), own_shards=None)
-        return replace(alone, **own, lengths=self.shard_lengths[number])
+        return replace(alone.with_tensors(own), lengths=self.shard_lengths[number])
 
 
 @dataclass(frozen=True)
@@ -128,5 +142,5 @@ class Sent:
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """A tensor whose memory begins where torch would have it begin, wherever it was cut from."""
+    """Return a tensor whose memory begins where torch would have it begin, wherever it was cut from."""
     return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()

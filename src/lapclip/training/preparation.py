@@ -38,6 +38,7 @@ from lapclip.runs.folder import Run
 from lapclip.suggest import command
 from lapclip.together.bundle import load_again
 from lapclip.training.initial_weights import InitialWeights, restore_initial_weights
+from lapclip.training.objectives import Objectives
 from lapclip.training.ranks_in_a_run import check_teacher_was_sent, fit_to_ranks, share_again
 from lapclip.training.recovery import changes_so_far, explain_memory
 from lapclip.training.request import Callbacks, RunRequest
@@ -142,12 +143,12 @@ def gather(context: Context, progress: DataProgress | None) -> RunInputs:
     """Load what a new run needs, and choose the settings that follow from it."""
     request = context.request
     config = resolve(request.config, context, BEFORE_DATA)
+    Objectives(config.train).check()
     teacher = open_teacher(config)  # before the data: one that cannot be used costs no time
     context.ranks.announce(asdict(config))
     context.data = load_data(config.data, View.of(config.model), progress, request.table)
-    embeddings = None
     if teacher:
-        embeddings = compute_teacher_embeddings(teacher, config, context.data, progress)
+        context.teacher = compute_teacher_embeddings(teacher, config, context.data, progress)
     del teacher  # its memory is the run's
     config = resolve(config, context, WITH_DATA)
     data = context.data
@@ -165,7 +166,7 @@ def gather(context: Context, progress: DataProgress | None) -> RunInputs:
         data=data,
         tokenizer=context.tokenizer,
         initial_weights=context.initial_weights,
-        teacher=embeddings,
+        teacher=context.teacher,
         reasons=context.reasons,
         notes=notes,
     )
@@ -225,7 +226,7 @@ def prepare_again(
     inputs = gather_again(run, saved, progress, ranks, loaded)
     check_tracker(inputs.config.work.track)
     # With the shards that the run began with: the order of streamed data depends on them.
-    plan = make_plan(inputs.config, inputs.data, inputs.tokenizer)
+    plan = make_plan(inputs.config, inputs.data, inputs.tokenizer, inputs.teacher)
     config, device = restore_device(run, inputs.config)
     inputs = replace(inputs, config=share_again(config, ranks, device))
     return assemble(inputs, plan, device, progress, ranks if features else ALONE)

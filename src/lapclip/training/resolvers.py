@@ -18,7 +18,6 @@ from lapclip.data.loading import split_rule as rule_of_split
 from lapclip.data.sources import find_source
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.errors import ConfigError
-from lapclip.loss import LOSSES
 from lapclip.machine.device import Device
 from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.progress import Status
@@ -26,9 +25,11 @@ from lapclip.text import counted
 from lapclip.training.frozen_features import start_heads
 from lapclip.training.initial_weights import InitialWeights, find_initial_weights
 from lapclip.training.minutes import fit_minutes
+from lapclip.training.objectives.contrastive import LOSSES
 from lapclip.training.ranks_in_a_run import choose_shards
 from lapclip.training.request import RunRequest
 from lapclip.training.run_parts import RunParts, longest_caption, make_plan
+from lapclip.training.teacher import TeacherEmbeddings
 from lapclip.tuning.resolve import is_partly_frozen, resolve_auto
 from lapclip.tuning.step_memory import choose_micro_batch
 
@@ -50,6 +51,7 @@ class Context:
     initial_weights: InitialWeights | None = None
     notes: list[str] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
+    teacher: TeacherEmbeddings | None = None
     data: DataSet = field(init=False)
     tokenizer: Tokenizer = field(init=False)
     plan: BatchPlan = field(init=False)
@@ -79,6 +81,8 @@ def resolve_built(context: Context) -> RunParts:
             context.parts = context.parts.rebuild(config)
         if reason is not None:
             context.parts = context.parts.explain(setting, reason)
+    for setting, reason in context.parts.plan.why_unused.items():
+        context.parts = context.parts.explain(setting, reason)
     return context.parts
 
 
@@ -193,8 +197,8 @@ def steps(config: Config, context: Context) -> tuple[Config, str | None]:
 
 def device(config: Config, context: Context) -> tuple[Config, str | None]:
     """Choose the device, and with it dtype, kernels, threads, micro-batch and loader threads."""
-    context.plan = make_plan(config, context.data, context.tokenizer)
-    longest = longest_caption(config, context.data, context.tokenizer, context.plan.phrases)
+    context.plan = make_plan(config, context.data, context.tokenizer, context.teacher)
+    longest = longest_caption(config, context.data, context.tokenizer, context.plan)
     resolved = resolve_auto(config, context.plan, longest, context.status)
     context.device, context.step_seconds = resolved.device, resolved.step_seconds
     context.reasons |= resolved.reasons
@@ -206,7 +210,7 @@ def shards(config: Config, context: Context) -> tuple[Config, str | None]:
     is_set = context.request.is_set("train", "shards")
     settled, reason = choose_shards(config, context.device, context.ranks, is_set=is_set)
     if settled.train.shards != config.train.shards:
-        context.plan = make_plan(settled, context.data, context.tokenizer)
+        context.plan = make_plan(settled, context.data, context.tokenizer, context.teacher)
     return settled, reason
 
 
@@ -257,13 +261,6 @@ def teacher(config: Config, context: Context) -> tuple[Config, str | None]:
     return config, embeddings.note if embeddings else None
 
 
-def phrases(config: Config, context: Context) -> tuple[Config, str | None]:
-    """Explain why phrases are not used, if there are none."""
-    if not config.train.phrases or context.parts.plan.phrases:
-        return config, None
-    return config, "not used: no word is in the captions of two images"
-
-
 def compile_note(config: Config, requested: str, context: Context) -> list[str]:
     """Return a note if the requested form of compiling cannot be had."""
     if requested in (AUTO, config.train.compile):
@@ -294,5 +291,4 @@ WITH_MODEL: dict[str, Resolver] = {
     "train.head_start": head_start,
     "train.features": features,
     "train.teacher": teacher,
-    "train.phrases": phrases,
 }

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
-
-import numpy as np
 
 from lapclip import __version__
 from lapclip.config import Config
@@ -25,7 +22,8 @@ from lapclip.runs.folder import FORMAT
 from lapclip.seeding import derived_seed
 from lapclip.training.cuda_graph import make_step
 from lapclip.training.frozen_features import CachedFeatures, cache_features, with_features
-from lapclip.training.initial_weights import InitialWeights, initialise_logits
+from lapclip.training.initial_weights import InitialWeights
+from lapclip.training.objectives import Objectives
 from lapclip.training.ranks_in_a_run import share_set_up
 from lapclip.training.step import TrainStep
 from lapclip.training.teacher import TeacherEmbeddings
@@ -62,7 +60,7 @@ class RunParts(RunInputs):
     features: CachedFeatures | None
     """Features of the frozen part of the model. None if nothing is frozen."""
     plan: BatchPlan
-    """Batches, with cached features and the teacher's embeddings in them."""
+    """Batches, with cached features in them."""
     step: TrainStep
     embedder: Embedder
 
@@ -90,12 +88,11 @@ def assemble(
     features = cache_features(step, embedder, plan, inputs.data, inputs.config, progress, ranks)
     if features and features.summary:
         inputs = replace(inputs, reasons=inputs.reasons | {"train.features": features.summary})
-    teacher_rows = inputs.teacher.rows if inputs.teacher else None
     return RunParts(
         **vars(inputs),
         device=device,
         features=features,
-        plan=plan.completed(features, teacher_rows),
+        plan=plan.with_features(features),
         step=step,
         embedder=with_features(embedder, features, step),
     )
@@ -110,9 +107,7 @@ def build(
         model = initial.take()
     else:
         model = CLIP(config.model, seed=derived_seed(train.seed, "weights"))
-    initialise_logits(model, train, new=not train.start)
-    if train.word_weight:
-        model.start_words(derived_seed(train.seed, "words"))
+    Objectives(train).start(model, is_new=not train.start)
     model.to(device.torch)
     freeze(model, train)
     step = make_step(model, train, device)
@@ -122,8 +117,13 @@ def build(
     return step, embedder
 
 
-def make_plan(config: Config, data: DataSet, tokenizer: Tokenizer) -> BatchPlan:
-    """Return the batches of a run, without cached features and a teacher's embeddings."""
+def make_plan(
+    config: Config,
+    data: DataSet,
+    tokenizer: Tokenizer,
+    teacher: TeacherEmbeddings | None = None,
+) -> BatchPlan:
+    """Return the batches of a run, without cached features."""
     train = config.train
     views = None
     if train.views:
@@ -136,24 +136,24 @@ def make_plan(config: Config, data: DataSet, tokenizer: Tokenizer) -> BatchPlan:
         train.seed,
         train.symbol_dropout,
         views,
-        with_phrases=train.phrases > 0,
-        with_words=train.word_weight > 0,
+        Objectives(train, teacher=teacher.rows if teacher else None),
         shards=train.shards,
     )
 
 
 def longest_caption(
-    config: Config, data: DataSet, tokenizer: Tokenizer, phrases: Sequence[np.ndarray] = ()
+    config: Config, data: DataSet, tokenizer: Tokenizer, plan: BatchPlan | None = None
 ) -> int:
-    """Return the most tokens that captions, with a phrase beside each, are padded to in a batch.
+    """Return the most tokens that captions, with the plan's further texts, are padded to in a batch.
 
     Encodes only the captions with most bytes, because encoding all of them takes long.
     """
     context = config.model.context
     captions = chain.from_iterable(data.train.captions)
     longest = heapq.nlargest(LONG_CAPTIONS, captions, key=_count_bytes)
-    longest_phrase = max(map(len, phrases), default=0)
-    return min(context, tokenizer.batch(longest, context).shape[1] + longest_phrase)
+    further_texts = plan.texts.values() if plan else []
+    further_tokens = sum(max(map(len, texts)) for texts in further_texts)
+    return min(context, tokenizer.batch(longest, context).shape[1] + further_tokens)
 
 
 def _count_bytes(caption: str) -> int:

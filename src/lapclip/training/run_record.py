@@ -13,7 +13,6 @@ from lapclip import __version__
 from lapclip.data.dataset import save_seen
 from lapclip.data.tokenizers import save_tokenizer
 from lapclip.evaluation.hubness import draw_bank, save_bank
-from lapclip.loss import LOSSES
 from lapclip.machine import facts, system_memory
 from lapclip.measure.phases import Laps
 from lapclip.model.clip import count_parameters
@@ -22,6 +21,7 @@ from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run
 from lapclip.runs.summary import tower_devices
 from lapclip.training.checkpoint import save_model
+from lapclip.training.objectives.contrastive import LOSSES
 from lapclip.training.outcome import TrainOutcome
 from lapclip.training.ranks_in_a_run import company, note_job, shards_note
 from lapclip.training.run_parts import RunParts, saved_settings
@@ -74,6 +74,7 @@ def started_event(
         tuned_seconds=parts.tuned_seconds,
         memory_limit_bytes=held_bytes + device.free_bytes(),
         chance_loss=LOSSES[train.loss].chance(train.batch_size),
+        metrics=parts.step.objectives.metrics,
         set_up_seconds=dict(laps.seconds),
         hardware={device.kind: device.label},
     )
@@ -106,24 +107,23 @@ def record_step(
     trainer: Trainer, pending: PendingStep, metrics: StepMetrics, *, overflowed: bool
 ) -> None:
     """Write the events of a step, and now and then those of memory and sensors."""
-    train, number = trainer.config.train, pending.number
+    number = pending.number
+    scalars = {k: v for k, v in metrics.scalars.items() if k not in ("loss", "grad_norm")}
+    logit_scale = scalars.pop("logit_scale")
     trainer.log.append(
         events.Step(
             step=number,
             epoch=trainer.plan.epoch(number),
             loss=metrics.loss,
-            t2i_accuracy=metrics.t2i_accuracy,
-            i2t_accuracy=metrics.i2t_accuracy,
-            logit_scale=metrics.logit_scale,
-            temperature=math.exp(-metrics.logit_scale),
+            t2i_accuracy=scalars.pop("t2i_accuracy"),
+            i2t_accuracy=scalars.pop("i2t_accuracy"),
+            logit_scale=logit_scale,
+            temperature=math.exp(-logit_scale),
             lr=pending.lr,
             grad_norm=None if overflowed else metrics.grad_norm,
             grad_norms={} if overflowed else metrics.part_norms,
             seconds=pending.watch.seconds,
-            teacher_loss=metrics.teacher_loss if train.teacher else None,
-            word_loss=metrics.word_loss if train.word_weight else None,
-            logit_bias=metrics.logit_bias if trainer.step.model.logit_bias is not None else None,
-            phrase_loss=metrics.phrase_loss if train.phrases else None,
+            metrics=scalars,
         )
     )
     if number == 1 or number % MEMORY_EVENT_STEPS == 0:

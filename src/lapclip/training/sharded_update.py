@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,18 +23,46 @@ from lapclip.errors import RankFailed
 from lapclip.machine.device import DTYPES
 from lapclip.measure.phases import Stopwatch
 from lapclip.model.towers import TextTower
+from lapclip.training.caption_chunks import chunk_lengths
 from lapclip.training.inputs import Inputs
+from lapclip.training.objectives import Loss
 from lapclip.training.recovery import cause_of
 from lapclip.training.shards import GradientSum, own_shards
 
 if TYPE_CHECKING:
-    from lapclip.training.step import Losses, TrainStep
+    from lapclip.training.step import TrainStep
 
 LARGE_BATCH = 4096
 """Pairs from which on ranks may divide the loss: its logits then take 64 MB, several times over."""
 
 
-def take_by_shards(step: TrainStep, inputs: Inputs, watch: Stopwatch) -> Losses:
+def shard_count(step: TrainStep) -> int:
+    """Return how many parts of a batch go through the towers by themselves."""
+    return step.config.shards or step.ranks.count
+
+
+def has_shards(step: TrainStep) -> bool:
+    """Return whether a step takes its batch by shards.
+
+    A single rank that leaves sums to the collective does what it would do beside others.
+    """
+    return shard_count(step) != 1 or (step.ranks.connected and not step.config.shards)
+
+
+def deal_shards(step: TrainStep, inputs: Inputs, batch: Batch) -> Inputs:
+    """Return a batch in the order of its shards. All draws were made for the batch before."""
+    dealt, longest = batch.dealt(shard_count(step)), inputs.tokens_BL.shape[1]
+    lengths = []
+    for rows in dealt:
+        own_lengths = None if batch.lengths_B is None else batch.lengths_B[rows]
+        lengths.append(chunk_lengths(own_lengths, longest, step.config, step.device))
+    ordered = replace(inputs, own_shards=batch.own_shards)
+    if len(dealt) > 1:
+        ordered = ordered.in_order(torch.from_numpy(np.concatenate(dealt)))
+    return replace(ordered, lengths=(), shards=tuple(map(len, dealt)), shard_lengths=tuple(lengths))
+
+
+def take_by_shards(step: TrainStep, inputs: Inputs, watch: Stopwatch) -> Loss:
     """Losses and gradients by shards, of which each rank computes its own.
 
     The embeddings of all shards are gathered as leaves; every rank computes the loss over all pairs and takes the
@@ -43,7 +72,7 @@ def take_by_shards(step: TrainStep, inputs: Inputs, watch: Stopwatch) -> Losses:
     """
     again = step.is_cut(inputs)
     summing = _gradient_sum(step, inputs)
-    encoded: dict[int, tuple[Tensor, ...]] = {}
+    encoded: dict[int, dict[str, Tensor]] = {}
     failures: list[Exception] = []
     with _held_back(step, failures):
         for number in summing.own:
@@ -53,13 +82,15 @@ def take_by_shards(step: TrainStep, inputs: Inputs, watch: Stopwatch) -> Losses:
                     step.encode(part, watch)
                     for part in (step.micro_batches(shard) if again else [shard])
                 ]
-            encoded[number] = (
-                parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
-            )
+            encoded[number] = parts[0]
+            if len(parts) > 1:
+                encoded[number] = {
+                    name: torch.cat([part[name] for part in parts]) for name in parts[0]
+                }
     with watch.phase("exchange") if step.ranks.many else nullcontext():
         embeddings = _gathered(step, inputs, {} if failures else encoded)
     losses = (
-        _loss_in_shares(step, inputs, embeddings, summing.own, failures)
+        _loss_in_shares(step, inputs, embeddings, summing.own, failures, watch)
         if _divides_loss(step, inputs)
         else None
     )
@@ -68,11 +99,15 @@ def take_by_shards(step: TrainStep, inputs: Inputs, watch: Stopwatch) -> Losses:
             raise failures[0]
         if losses is None:
             losses = step.take_loss(inputs, embeddings, watch)
-        found = [embedding.grad for embedding in embeddings if embedding.grad is not None]
-        assert len(found) == len(embeddings)
-        of_shards = list(zip(*(gradient.split(inputs.shards) for gradient in found), strict=True))
+        by_shard = {
+            name: embedding.grad.split(inputs.shards)
+            for name, embedding in embeddings.items()
+            if embedding.grad is not None
+        }
+        assert by_shard.keys() == embeddings.keys()
         for number in summing.own:
-            _carry_shard(step, inputs, number, of_shards[number], encoded, summing, watch)
+            gradients = {name: parts[number] for name, parts in by_shard.items()}
+            _carry_shard(step, inputs, number, gradients, encoded, summing, watch)
     encoded.clear()
     with watch.phase("exchange") if step.ranks.many else nullcontext():
         total, failed = summing.total(failed=bool(failures))
@@ -88,36 +123,43 @@ def take_by_shards(step: TrainStep, inputs: Inputs, watch: Stopwatch) -> Losses:
 def _divides_loss(step: TrainStep, inputs: Inputs) -> bool:
     """Whether each rank computes only its own rows of the loss: where the order of sums is left open, and the
     square of logits is large. What is learnt beside whole captions needs no such square, and stays as it is."""
-    more = inputs.phrase_tokens_BL, inputs.teacher_image, inputs.words_BV
     open_order = step.config.shards == 0 and step.ranks.many
-    return open_order and len(inputs) >= LARGE_BATCH and all(found is None for found in more)
+    is_contrastive = len(step.objectives.in_batch(inputs)) == 1
+    return open_order and len(inputs) >= LARGE_BATCH and is_contrastive
 
 
 def _loss_in_shares(
-    step: TrainStep, inputs: Inputs, embeddings: list[Tensor], own: range, failures: list[Exception]
-) -> Losses | None:
+    step: TrainStep,
+    inputs: Inputs,
+    embeddings: dict[str, Tensor],
+    own: range,
+    failures: list[Exception],
+    watch: Stopwatch,
+) -> Loss | None:
     """The loss and the gradients of the embeddings, scale and bias, each rank from its own rows, summed. One that
     fails gives no numbers."""
     first, size = sum(inputs.shards[: own.start]), sum(inputs.shards[number] for number in own)
     outside = [
         found for found in (step.model.logit_scale, step.model.logit_bias) if found is not None
     ]
-    leaves, losses = [*embeddings, *(found for found in outside if found.requires_grad)], None
+    leaves = [*embeddings.values(), *(found for found in outside if found.requires_grad)]
+    loss, summed_metrics = None, ("loss", "t2i_accuracy", "i2t_accuracy")
     flat = torch.full(
         (3 + sum(leaf.numel() for leaf in leaves),), math.nan, device=step.device.torch
     )
     with _held_back(step, failures):
-        losses = step.loss_of_rows(inputs, slice(first, first + size), *embeddings)
-        step.scaled(losses.learnt).backward()
+        loss = step.take_loss(inputs, embeddings, watch, slice(first, first + size))
         gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
-        numbers = torch.stack([losses.captions.detach(), *losses.accuracies])
+        numbers = torch.stack([loss.metrics[name] for name in summed_metrics])
         flat = torch.cat([numbers, *(gradient.reshape(-1) for gradient in gradients)])
     step.ranks.reduce(flat, flat.dtype)
     numbers, *summed = flat.split([3, *(leaf.numel() for leaf in leaves)])
     for leaf, gradient in zip(leaves, summed, strict=True):
         leaf.grad = gradient.view_as(leaf).clone()
-    loss, t2i, i2t = numbers
-    return losses and losses._replace(learnt=loss, captions=loss, accuracies=(t2i, i2t))
+    if loss is None:
+        return None
+    sums = dict(zip(summed_metrics, numbers, strict=True))
+    return Loss(sums["loss"], loss.metrics | sums)
 
 
 def exchanged_numbers(step: TrainStep, batch: Batch) -> int:
@@ -143,9 +185,8 @@ def _gradient_sum(step: TrainStep, inputs: Inputs) -> GradientSum:
     if table is not None and (
         step.ranks.many or step.device.is_cpu
     ):  # else nothing is gained by it
-        tokens = [
-            found for found in (inputs.tokens_BL, inputs.phrase_tokens_BL) if found is not None
-        ]
+        texts = [other.source for other in step.passes(inputs) if other.tower == "text"]
+        tokens = [inputs.tokens_BL, *(inputs.extras[name] for name in texts)]
         rows = torch.cat([found.reshape(-1) for found in tokens]).unique()
     return GradientSum(
         step.learnt_in_towers,
@@ -162,8 +203,8 @@ def _carry_shard(
     step: TrainStep,
     inputs: Inputs,
     number: int,
-    gradients: tuple[Tensor, ...],
-    encoded: dict[int, tuple[Tensor, ...]],
+    gradients: dict[str, Tensor],
+    encoded: dict[int, dict[str, Tensor]],
     summing: GradientSum,
     watch: Stopwatch,
 ) -> None:
@@ -175,7 +216,10 @@ def _carry_shard(
         step.carry(inputs.shard(number), gradients, watch, around_last)
     else:
         with watch.phase("backward"), around_last or nullcontext():
-            torch.autograd.backward(encoded.pop(number), gradients)
+            embeddings = encoded.pop(number)
+            torch.autograd.backward(
+                list(embeddings.values()), [gradients[name] for name in embeddings]
+            )
             if step.rounded and not last:
                 step.rounded.hand_over()
     if not last:
@@ -249,24 +293,22 @@ def _held_back(step: TrainStep, failures: list[Exception]) -> Iterator[None]:
 
 
 def _gathered(
-    step: TrainStep, inputs: Inputs, encoded: Mapping[int, tuple[Tensor, ...]]
-) -> list[Tensor]:
-    """The embeddings of all shards, of images, of captions, and of phrases where there are some, as leaves."""
-    sides, ranks, width = (
-        2 if inputs.phrase_tokens_BL is None else 3,
-        step.ranks,
-        step.model.shape.embedding,
-    )
+    step: TrainStep, inputs: Inputs, encoded: Mapping[int, dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """Return the embeddings of all shards for each pass, as leaves."""
+    names = ["image", "text", *(other.name for other in step.passes(inputs))]
+    ranks, width = step.ranks, step.model.shape.embedding
     counts = [own_shards(ranks, len(inputs.shards), rank) for rank in range(ranks.count)]
     rows = [sum(inputs.shards[number] for number in numbers) for numbers in counts]
     shards = [
-        torch.cat([side.detach() for side in embeddings], 1) for embeddings in encoded.values()
+        torch.cat([embeddings[name].detach() for name in names], 1)
+        for embeddings in encoded.values()
     ]
     # No numbers where this rank has failed, nor where it has no shards.
-    none = torch.full((rows[ranks.rank], sides * width), math.nan, device=step.device.torch)
+    none = torch.full((rows[ranks.rank], len(names) * width), math.nan, device=step.device.torch)
     own = torch.cat(shards) if shards else none
     together = ranks.gathered(own, rows, "embeddings").to(step.device.torch)
-    return [
-        side.clone(memory_format=torch.contiguous_format).requires_grad_()
-        for side in together.split(width, 1)
-    ]
+    return {
+        name: side.clone(memory_format=torch.contiguous_format).requires_grad_()
+        for name, side in zip(names, together.split(width, 1), strict=True)
+    }

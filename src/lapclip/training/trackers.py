@@ -50,7 +50,7 @@ class TensorBoard:
                     f"gradient norm/{part}": norm for part, norm in event.grad_norms.items()
                 }
                 metrics |= {"gradient norm": event.grad_norm} if event.grad_norm is not None else {}
-                metrics |= {"logit bias": event.logit_bias} if event.logit_bias is not None else {}
+                metrics |= {name.replace("_", " "): value for name, value in event.metrics.items()}
                 self._write(metrics, event.step)
             case events.Evaluation():
                 scores = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lapclip.config import Config, TrainConfig
-from lapclip.data.batches import Batch
+from lapclip.data.batches import Batch, Slicing
 from lapclip.machine.choose_device import default_threads, device_of, prepare_device
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import Device
@@ -23,8 +24,8 @@ from lapclip.model.clip import CLIP
 from lapclip.text import counted
 from lapclip.training.cuda_graph import WARM_UP, GraphedStep, make_step
 from lapclip.training.feed import ready
-from lapclip.training.initial_weights import initialise_logits
 from lapclip.training.inputs import Sent
+from lapclip.training.objectives import Objectives
 from lapclip.training.step import StepMetrics, TrainStep
 
 CHECKED_PAIRS = 4
@@ -196,7 +197,8 @@ class TrialBench:
         )
         self.config, self.batch = replace(config, train=train), batch
         self._model = CLIP(config.model, seed=0)
-        initialise_logits(self._model, train, new=True)
+        self._objectives = Objectives(train)
+        self._objectives.start(self._model, is_new=True)
 
     def start(self, setting: Setting, batch: Batch | None = None) -> Trial:
         """Return a copy of the model, ready to step under a setting."""
@@ -226,16 +228,27 @@ class TrialBench:
         return replace(result, gradients=[gradient.clone() for gradient in result.gradients])
 
     def _compute_few(self, setting: Setting) -> StepResult:
-        return self.start(setting, take_pairs(self.batch, CHECKED_PAIRS)).compute()
+        few = take_pairs(self.batch, CHECKED_PAIRS, self._objectives.slicing)
+        return self.start(setting, few).compute()
 
 
-def take_pairs(batch: Batch, count: int) -> Batch:
+def take_pairs(batch: Batch, count: int, slicing: Mapping[str, Slicing]) -> Batch:
     """Return some pairs of a batch, evenly from its first to its last."""
     rows = np.linspace(0, len(batch.tokens_BL) - 1, count).round().astype(int)
+    extras = {}
+    for name, array in batch.extras.items():
+        match slicing.get(name, Slicing.ROWS):
+            case Slicing.WHOLE:
+                extras[name] = array
+            case Slicing.ROWS_AND_COLUMNS:
+                extras[name] = np.ascontiguousarray(array[np.ix_(rows, rows)])
+            case _:
+                extras[name] = np.ascontiguousarray(array[rows])
     return Batch(
         np.ascontiguousarray(batch.pixels_BSSC[rows]),
         np.ascontiguousarray(batch.tokens_BL[rows]),
         np.ascontiguousarray(batch.positives_BB[np.ix_(rows, rows)]),
         batch.sided_B[rows],
         None if batch.aspects_B is None else batch.aspects_B[rows],
+        extras=extras,
     )

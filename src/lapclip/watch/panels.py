@@ -16,7 +16,7 @@ from rich.text import Text
 
 from lapclip.runs.curves import Curve
 from lapclip.runs.view import RunView
-from lapclip.text import UNKNOWN, count, number, one_line, percent, significant, size
+from lapclip.text import UNKNOWN, count, metric_title, number, one_line, percent, significant, size
 
 FRAMED = 60
 """Columns from which on a panel has a frame."""
@@ -106,22 +106,25 @@ def happened(view: RunView, canvas: Canvas, most: int = 3) -> RenderableType | N
 
 
 def learning(view: RunView, canvas: Canvas) -> RenderableType | None:
-    """Draw loss, accuracy, temperature and gradient with their curves."""
+    """Draw loss, accuracy, temperature, further metrics and gradient with their curves."""
     if not view.summary.steps:
         return None
     rows = _rows()
+    metrics = [
+        (name, metric_title(name).lower().removesuffix(" loss"), "magenta", 1, significant)
+        for name in view.metrics
+    ]
     curves = (
         ("loss", "loss", "blue", canvas.curve_height, significant),
         ("accuracy", "accuracy", "green", canvas.curve_height, percent),
         ("temperature", "temperature", "magenta", 1, significant),
-        ("logit_bias", "logit bias", "magenta", 1, significant),
+        *metrics,
         ("gradient", "gradient", "yellow", 1, significant),
     )
     for name, label, colour, height, text in curves:
         points = view.small_curve(name)
-        if points or name != "logit_bias":  # only the sigmoid loss has one
-            latest = text(points.y[-1]) if points else UNKNOWN
-            rows.add_row(label, _latest_and_curve(latest, points, height, colour, canvas))
+        latest = text(points.y[-1]) if points else UNKNOWN
+        rows.add_row(label, _latest_and_curve(latest, points, height, colour, canvas))
     return _section(
         "Learning, in training batches" if canvas.inside > 40 else "Learning", rows, canvas
     )

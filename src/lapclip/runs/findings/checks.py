@@ -175,13 +175,9 @@ def validated(summary: Summary) -> dict[str, Any]:
     return kept["evaluation"] if kept else {}
 
 
-def contrastive_loss(event: dict[str, Any], summary: Summary) -> float | None:
-    """What of a loss can be compared with that of guessing: all of it, or what is left without the teacher's share."""
-    loss, taught = number(event.get("loss")), number(event.get("teacher_loss"))
-    weight = number(summary.setting("train", "teacher_weight"))
-    if loss is None or taught is None or weight is None:
-        return loss
-    return (loss - weight * taught) / (1 - weight) if weight < 1 else None
+def contrastive_loss(event: dict[str, Any]) -> float | None:
+    """Return the part of a loss that can be compared with guessing: all of it if nothing else is recorded."""
+    return number(event.get("contrastive_loss", event.get("loss")))
 
 
 def warmup_steps(summary: Summary) -> int:

@@ -88,7 +88,7 @@ def exploding(summary: Summary, around: Surroundings) -> Found | None:
 )
 def vanishing(summary: Summary, around: Surroundings) -> Found | None:
     parts = _part_norms(recent(summary.steps))
-    losses = numbers(contrastive_loss(event, summary) for event in recent(summary.steps))
+    losses = numbers(contrastive_loss(event) for event in recent(summary.steps))
     if not has_learnt_a_while(summary) or not summary.chance_loss or not parts or not losses:
         return None
     least = VANISHED * (number(summary.setting("train", "epsilon")) or 0.0)

@@ -56,7 +56,7 @@ FEW_PAIRS, VERY_FEW_PAIRS = 32, 16
     f"the latest losses are above {STUCK:.0%} of the loss of guessing, after 30 steps and half of the warm-up",
 )
 def stuck_loss(summary: Summary, around: Surroundings) -> Found | None:
-    losses = numbers(contrastive_loss(event, summary) for event in recent(summary.steps))
+    losses = numbers(contrastive_loss(event) for event in recent(summary.steps))
     if not has_learnt_a_while(summary) or not summary.chance_loss or not losses:
         return None
     loss, guessing = statistics.median(losses), summary.chance_loss

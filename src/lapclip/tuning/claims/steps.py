@@ -20,13 +20,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from lapclip.data.batches import Batch, BatchPlan
 from lapclip.data.pixels import normalise
-from lapclip.loss import contrastive_loss
 from lapclip.machine.choose_device import default_threads
 from lapclip.measure.phases import PHASES
 from lapclip.measure.timing import MIN_SPEEDUP, Timer
 from lapclip.model.clip import CLIP
 from lapclip.text import counted
 from lapclip.training.checkpoint import Progress, save_checkpoint
+from lapclip.training.objectives.contrastive import contrastive_loss
 from lapclip.tuning.claims.bench import Bench
 from lapclip.tuning.claims.finding import CannotMeasure, Finding, judge
 from lapclip.tuning.claims.operations import measure_copy_rate

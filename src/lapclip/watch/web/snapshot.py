@@ -15,7 +15,7 @@ from lapclip.runs.messages import stopped_by
 from lapclip.runs.summary import Summary
 from lapclip.runs.trend import Trend, validation
 from lapclip.runs.view import RunView
-from lapclip.text import number, part_name
+from lapclip.text import metric_title, number, part_name
 
 POINTS = 600
 COLUMNS = 80
@@ -51,6 +51,7 @@ def snapshot(row: dict[str, Any], view: RunView) -> dict[str, Any]:
             for name in ("t2i_r1", "t2i_r5", "i2t_r1", "i2t_r5", "chance")
         },
         "curves": _curves(view),
+        "metrics": [_metric(view, name, meaning) for name, meaning in view.metrics.items()],
         "evaluations": [_evaluation(event) for event in summary.evaluations[-MOST_EVALUATIONS:]],
         "gradients": _gradients(view),
         "phases": {name: _short(seconds) for name, seconds in summary.phases().items()},
@@ -87,12 +88,19 @@ def _curves(view: RunView) -> dict[str, dict[str, list[float]]]:
         "accuracy": _points(view.accuracy),
         "accuracy_smoothed": _points(smoothed(view.accuracy)),
         "temperature": _points(view.temperature),
-        **({"logit_bias": _points(view.logit_bias)} if view.logit_bias else {}),
         "gradient_norm": _points(view.gradient),
         "learning_rate": _points(view.learning_rate),
         "speed": _points(summary.speed()),
         # Which step was made after how many seconds of work, to compare runs by time.
         "seconds": _points(windows(curve(summary.steps, lambda event: event["elapsed"]), most=200)),
+    }
+
+
+def _metric(view: RunView, name: str, meaning: str) -> dict[str, Any]:
+    return {
+        "title": metric_title(name),
+        "meaning": meaning,
+        "points": _points(view.step_curve(name)),
     }
 
 

@@ -46,6 +46,7 @@ function marks(run) {
   return { shapes, annotations };
 }
 
+const metricTitles = new Set(); // of all runs that were shown, so that another run's charts are hidden
 const steps = { title: "step", tickformat: ",", hoverformat: "," };
 
 function loss(run, first) {
@@ -190,8 +191,11 @@ export function drawRun(run, range) {
   put(learning, "recall", recall(run, first));
   put(learning, "gradients", gradients(run, first));
   put(learning, "temperature", single("Temperature", "How sharply the model compares: falling means surer. It cannot go below 0.01.", cut(run.curves.temperature, first), { height: twoColumns.matches ? heatHeight(run.gradients.names) : 220 }));
-  if (run.curves.logit_bias) put(learning, "logit-bias", single("Logit bias", "The learnt bias of the sigmoid loss.", cut(run.curves.logit_bias, first)));
-  else put(learning, "logit-bias", null);
+  for (const { title } of run.metrics) metricTitles.add(title);
+  for (const title of metricTitles) {
+    const metric = run.metrics.find((each) => each.title === title);
+    put(learning, `metric-${title.replace(/\W/g, "-")}`, metric ? single(title, metric.meaning, cut(metric.points, first)) : null);
+  }
   together(machine, run);
   phases(machine, run);
   put(machine, "speed", single("Speed", "Pairs a second. A sag means heat, a battery, or another program.", run.curves.speed, { y: { rangemode: "tozero" } }));

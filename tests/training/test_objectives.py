@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from lapclip.config import TrainConfig
-from lapclip.loss import LOSSES, batch_accuracy, contrastive_loss, distillation_loss, word_loss
+from lapclip.model.clip import CLIP
+from lapclip.model.shapes import SHAPES
+from lapclip.training.inputs import Inputs
+from lapclip.training.objectives import Objectives, loss_rows
+from lapclip.training.objectives.contrastive import LOSSES, batch_accuracy, contrastive_loss
+from lapclip.training.objectives.distillation import Distillation
+from lapclip.training.objectives.predicted_words import word_loss
 
 
 def embeddings(rows: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,13 +50,11 @@ def test_smoothing_gives_all_pairs_a_share_of_the_target() -> None:
 def test_words_are_predicted_from_each_embedding_by_itself() -> None:
     image, words = embeddings()
     targets = torch.softmax(torch.arange(36.0, dtype=torch.float64).reshape(6, 6) % 5, dim=1)
-    loss = word_loss(image, words, targets)
-    torch.testing.assert_close(
-        loss, torch.stack([word_loss(image[[at]], words, targets[[at]]) for at in range(6)]).mean()
-    )
-    assert word_loss(words, words, torch.eye(6, dtype=torch.float64)) < word_loss(
-        words.flip(0), words, torch.eye(6).double()
-    )
+    loss = word_loss(image, words, targets, 6)
+    by_row = [word_loss(image[[at]], words, targets[[at]], 6) for at in range(6)]
+    torch.testing.assert_close(loss, torch.stack(by_row).sum())
+    right = torch.eye(6, dtype=torch.float64)
+    assert word_loss(words, words, right, 6) < word_loss(words.flip(0), words, right, 6)
 
 
 def test_equal_captions_are_not_punished() -> None:
@@ -134,6 +139,55 @@ def test_a_loss_of_guessing_is_what_equal_embeddings_give_at_the_start(
     found = loss(at_right_angles + (bias or 0.0), torch.eye(batch_size, dtype=torch.bool)).item()
     assert found == pytest.approx(loss.chance(batch_size))
     assert loss.chance(1) == 0
+
+
+def inputs_of(positives: torch.Tensor, **extras: torch.Tensor) -> Inputs:
+    """Inputs of a step that only the loss looks at."""
+    tokens = torch.zeros(len(positives), 1, dtype=torch.long)
+    return Inputs(tokens[:0], tokens, positives, None, 32, extras=extras)
+
+
+def distillation_loss(*vectors: torch.Tensor) -> torch.Tensor:
+    image, text, teacher_image, teacher_text = vectors
+    inputs = inputs_of(
+        torch.eye(len(image)).bool(), teacher_image=teacher_image, teacher_text=teacher_text
+    )
+    embeddings = {"image": image, "text": text}
+    rows = loss_rows(CLIP(SHAPES["tiny"]), inputs, embeddings, None)
+    return Distillation(TrainConfig()).term(rows).loss
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_terms_of_some_rows_add_up_to_those_of_the_batch(loss: str) -> None:
+    """What several processes compute, each of its own rows."""
+    config = TrainConfig(
+        loss=loss, batch_size=6, label_smoothing=0.1, teacher="any", phrases=0.3, word_weight=0.2
+    )
+    shape = replace(SHAPES["tiny"], embedding=8, vocabulary=8)
+    model, objectives = CLIP(shape), Objectives(config)
+    objectives.start(model, is_new=True)
+    model.double()
+    image, text = embeddings()
+    phrases, teacher = text.roll(1, 0), image.roll(1, 1)
+    positives = torch.eye(6).bool()
+    positives[0, 3] = positives[3, 0] = True
+    marked = torch.rand(6, 6, generator=torch.Generator().manual_seed(1)) < 0.4
+    inputs = inputs_of(
+        positives,
+        teacher_image=teacher,
+        teacher_text=text,
+        words_BV=torch.softmax(8 * text, 1),
+        phrase_tokens_BL=torch.zeros(6, 1),
+        phrase_positives_BB=marked,
+    )
+    inputs = replace(inputs, slicing=objectives.slicing)
+    encoded = {"image": image, "text": text, "phrase": phrases}
+    whole = objectives.loss(model, inputs, encoded)
+    parts = [objectives.loss(model, inputs, encoded, rows) for rows in (slice(0, 2), slice(2, 6))]
+    torch.testing.assert_close(parts[0].total + parts[1].total, whole.total)
+    for name in whole.metrics.keys() - {"logit_scale", "logit_bias"}:
+        total = parts[0].metrics[name] + parts[1].metrics[name]
+        torch.testing.assert_close(total, whole.metrics[name])
 
 
 def test_distance_from_a_teacher_is_zero_at_its_embeddings_and_grows_with_the_angle() -> None:

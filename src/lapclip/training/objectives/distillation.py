@@ -1,0 +1,53 @@
+"""Distillation: embeddings come close to those of a teacher (`train.teacher`, `train.teacher_weight`).
+
+Shapes: B pairs of a batch, R of them this process's own, E embedding.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from lapclip.config import TrainConfig
+from lapclip.data.batches import BatchPlan, DrawnRows, Slicing
+from lapclip.training.objectives.base import LossRows, Objective, Term
+
+Vectors = tuple[np.ndarray, np.ndarray]
+"""A teacher's unit-length vectors of every training image, and of every caption in the order of the plan."""
+
+
+class Distillation(Objective):
+    """The mean distance of images and captions from the teacher's. It needs no negatives."""
+
+    extras: ClassVar = {"teacher_image": Slicing.ROWS, "teacher_text": Slicing.ROWS}
+    metrics: ClassVar = {"teacher_loss": "How far the embeddings are from the teacher's."}
+    is_recorded = True
+    is_share = True
+
+    def __init__(self, config: TrainConfig, teacher: Vectors | None = None) -> None:
+        super().__init__(config)
+        self._teacher = teacher
+
+    @property
+    def weight(self) -> float:
+        return self.config.teacher_weight
+
+    def arrays(self, plan: BatchPlan, drawn: DrawnRows) -> dict[str, np.ndarray]:
+        if self._teacher is None:
+            return {}
+        images, captions = self._teacher
+        return {"teacher_image": images[drawn.rows], "teacher_text": captions[drawn.captions]}
+
+    def term(self, rows: LossRows) -> Term:
+        share = len(rows.own["image"]) / rows.size
+        image = similarity(rows.own["image"], rows.extras["teacher_image"], rows.size)
+        text = similarity(rows.own["text"], rows.extras["teacher_text"], rows.size)
+        loss = 2 * share - image - text
+        return Term(loss, {"teacher_loss": loss.detach()})
+
+
+def similarity(left_RE: Tensor, right_RE: Tensor, size: int) -> Tensor:
+    """Return the sum of cosines of rows of unit length, as a share of the whole batch."""
+    return (left_RE * right_RE).sum(1).sum() / size

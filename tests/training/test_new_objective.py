@@ -1,0 +1,75 @@
+"""An objective with an extra input takes two files: its own, and the setting that switches it on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lapclip
+from lapclip.runs.events import read_events
+from lapclip.runs.folder import Run
+from lapclip.runs.view import view_of
+
+from ..conftest import SMALL, set_flags
+
+OBJECTIVE = '''
+from typing import ClassVar
+
+import numpy as np
+
+from lapclip.data.batches import BatchPlan, DrawnRows, Slicing
+from lapclip.training.objectives.base import LossRows, Objective, Term
+
+
+class Brightness(Objective):
+    """The first number of an image's embedding is its brightness."""
+
+    extras: ClassVar = {"brightness_B": Slicing.ROWS}
+    metrics: ClassVar = {"brightness_loss": "How badly the brightness is known."}
+
+    @property
+    def weight(self) -> float:
+        return self.config.brightness
+
+    def arrays(self, plan: BatchPlan, drawn: DrawnRows) -> dict[str, np.ndarray]:
+        pixels = plan.pairs.pixels[drawn.rows]
+        return {"brightness_B": (pixels.mean(axis=(1, 2, 3)) / 255).astype(np.float32)}
+
+    def term(self, rows: LossRows) -> Term:
+        error_R = rows.own["image"][:, 0] - rows.extras["brightness_B"]
+        loss = (error_R**2).sum() / rows.size
+        return Term(loss, {"brightness_loss": loss.detach()})
+'''
+SETTING = '''    brightness: float = setting(0.0, objective="brightness.Brightness")
+    """Weight of the brightness of images."""
+'''
+BEFORE = "    symbol_dropout: float"
+
+
+@pytest.mark.parametrize("extra", [[], ["train.micro_batch=6"], ["train.shards=2"]], ids=str)
+def test_a_new_objective_takes_its_file_and_a_setting(tmp_path: Path, extra: list[str]) -> None:
+    source = tmp_path / "src" / "lapclip"
+    shutil.copytree(Path(lapclip.__file__).parent, source)
+    file, config = source / "training" / "objectives" / "brightness.py", source / "config.py"
+    assert not file.exists()
+    file.write_text(OBJECTIVE, encoding="utf-8")
+    settings = config.read_text(encoding="utf-8")
+    assert settings.count(BEFORE) == 1
+    config.write_text(settings.replace(BEFORE, SETTING + BEFORE), encoding="utf-8")
+
+    flags = set_flags(*SMALL, "train.brightness=20", "train.steps=30", *extra)
+    start = [sys.executable, "-m", "lapclip", "train", "--name", "new", *flags]
+    environment = {**os.environ, "PYTHONPATH": str(source.parent)}
+    done = subprocess.run(start, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+    run = Run(tmp_path / "runs" / "new")
+    steps = [event for event in read_events(run.events) if event["type"] == "step"]
+    assert len(steps) == 30
+    assert steps[-1]["brightness_loss"] < 0.5 * steps[0]["brightness_loss"]
+    assert view_of(run).metrics == {"brightness_loss": "How badly the brightness is known."}
