@@ -411,7 +411,7 @@ def parse_settings(settings: list[str]) -> Layer:
         name, equals, text = setting.partition("=")
         if not equals:
             raise ConfigError(f"--set {setting} has no value.", hint=f"--set {name}=VALUE")
-        section, field_name = locate(name.strip())
+        section, field_name = locate(name.strip(), text.strip())
         values.setdefault(section, {})[field_name] = _parse_text(text.strip())
     return Layer("--set", values)
 
@@ -511,8 +511,11 @@ def _is_required(one: dataclasses.Field) -> bool:
     return one.default is dataclasses.MISSING
 
 
-def locate(name: str) -> tuple[str, str]:
-    """The section and the field that a setting's name means; a field name that is unique may stand alone."""
+def locate(name: str, value: str = "") -> tuple[str, str]:
+    """Return the section and the field that a setting's name means.
+
+    A field name that is unique may stand alone. `value` is for the hint of an error.
+    """
     fields = {
         f"{section}.{f.name}": (section, f.name)
         for section, kind in SECTIONS.items()
@@ -530,8 +533,13 @@ def locate(name: str) -> tuple[str, str]:
         )
     known = set(fields) if "." in name else {found[1] for found in fields.values()}
     likely = closest(name, known)
-    said = f" Did you mean {likely}?" if likely else ""
-    raise ConfigError(f"--set {name}: unknown field.{said}", hint="a field of docs/settings.md")
+    if likely is None:
+        raise ConfigError(f"--set {name}: unknown field.", hint="a field of docs/settings.md")
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", value):
+        value = "VALUE"  # else it would have to be quoted for a shell
+    raise ConfigError(
+        f"--set {name}: unknown field. Did you mean {likely}?", hint=f"--set {likely}={value}"
+    )
 
 
 def _parse_text(text: str) -> Any:

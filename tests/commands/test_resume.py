@@ -24,10 +24,9 @@ from lapclip.machine import choose_device
 from lapclip.machine.desktop import Signals
 from lapclip.machine.ranks import ALONE
 from lapclip.runs.folder import find_run
-from lapclip.training import checkpoint
+from lapclip.training import checkpoint, held_out_scores
 from lapclip.training.preparation import prepare_again
 from lapclip.training.request import Callbacks
-from lapclip.training.trainer import Trainer
 from lapclip.weights import WEIGHTS
 
 from ..conftest import SMALL, set_flags
@@ -139,7 +138,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_word(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(
-            "lapclip.training.trainer.keep_newest", lambda *_: None
+            "lapclip.training.checkpoint.keep_newest", lambda *_: None
         )  # as before it was finished
         train_small("train.checkpoint_every_epochs=1", name="whole")
     shutil.copytree("runs/whole", "runs/copy")
@@ -405,7 +404,7 @@ def test_a_best_model_saved_after_the_last_checkpoint_stays_the_best(
     weights = Path("runs/run/model") / WEIGHTS
     best = weights.read_bytes()
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "merit", lambda self, scores, images: 0.0)
+        patched.setattr(held_out_scores, "merit_of", lambda *_: 0.0)
         assert resume("run").state == "finished"
     assert weights.read_bytes() == best
     assert "step 8" in events("resumed")[-1]["notes"][0]
@@ -415,7 +414,7 @@ def test_a_best_model_saved_after_the_last_checkpoint_stays_the_best(
 def test_a_run_stopped_where_it_would_end_early_ends_there(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Trainer, "merit", lambda self, scores, images: 0.5)
+    monkeypatch.setattr(held_out_scores, "merit_of", lambda *_: 0.5)
     settings = ["train.patience=1", "train.evaluate_every_epochs=1"]
     whole = train_small(*settings, name="whole")
     assert whole.steps < 12

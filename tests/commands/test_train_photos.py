@@ -20,9 +20,9 @@ from lapclip.evaluation import note_on_few
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run
+from lapclip.training import held_out_scores
 from lapclip.training.outcome import TrainOutcome
 from lapclip.training.request import Callbacks
-from lapclip.training.trainer import Trainer
 
 from ..conftest import counted_reads, lapclip, set_flags
 from ..small_runs import losses, photos, prepared, stop_after, train, write_photos
@@ -148,7 +148,7 @@ def test_a_run_ends_early_where_nothing_gets_better(
 ) -> None:
     photos(here / "photos")
     monkeypatch.setattr(
-        Trainer, "merit", lambda training, scores, images: 0.5
+        held_out_scores, "merit_of", lambda *_: 0.5
     )  # as good as ever, and no better
     outcome = train_on_photos(
         "train.steps=60",
@@ -169,7 +169,7 @@ def test_a_run_that_reaches_its_last_step_did_not_end_early(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photos(here / "photos")
-    monkeypatch.setattr(Trainer, "merit", lambda training, scores, images: 0.5)
+    monkeypatch.setattr(held_out_scores, "merit_of", lambda *_: 0.5)
     settings = (
         "train.patience=1",
         "train.evaluate_every_epochs=1",
@@ -191,7 +191,7 @@ def test_one_of_many_equal_scores_is_marked_and_the_measure_is_named(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photos(here / "photos")
-    monkeypatch.setattr(Trainer, "merit", lambda training, scores, images: 0.5)
+    monkeypatch.setattr(held_out_scores, "merit_of", lambda *_: 0.5)
     outcome = train_on_photos("train.evaluate_every_epochs=1", "train.patience=0")
     found = list(read_events(Path("runs/run/events.jsonl")))
     marked = [event["step"] for event in found if event["type"] == "evaluation" and event["best"]]

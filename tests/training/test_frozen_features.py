@@ -120,7 +120,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, towers: list[str]) -> Callabl
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(folder)
                 patch.setattr(
-                    "lapclip.training.trainer.keep_newest", lambda *_: None
+                    "lapclip.training.checkpoint.keep_newest", lambda *_: None
                 )  # to go on from the first
                 train_small(learns, *towers, *LEARNING[learns])
         shutil.copytree(folder / "runs" / learns, Path("runs") / name)

@@ -148,7 +148,10 @@ class Display:
                 self._update(event.step, "")
             case events.Evaluation() | events.Paused() | events.WentOn() | events.Together():
                 self._say(event)
-            case events.Finished() | events.Failed() | events.Stopped():
+            case events.Finished():
+                self._fill()
+                self.close()
+            case events.Failed() | events.Stopped():
                 self.close()
 
     def close(self) -> None:
@@ -215,6 +218,12 @@ class Display:
         bar = Progress(*columns, console=self._console, transient=what != "training", expand=True)
         self._bar = (bar, bar.add_task(what, total=total, completed=completed, metrics=""))
         bar.start()
+
+    def _fill(self) -> None:
+        """Show a run that ended early as complete."""
+        if self._bar is not None:
+            bar, task = self._bar
+            bar.update(task, total=bar.tasks[0].completed)
 
     def _update(self, completed: int, metrics: str) -> None:
         if self._bar is not None:

@@ -27,6 +27,8 @@ def runs(*, common: Common | None = None) -> int:
     ]
     for row in rows:
         progress = f"{row['step']:,}/{row['steps']:,}"
+        if row["state"] == "finished" and row["step"] < row["steps"]:
+            progress = f"{row['step']:,} (early)"
         best = f"{row['best']:.1%}" if row["best"] is not None else "-"
         best_step = f"{row['best_step']:,}" if row["best_step"] is not None else "-"
         started = moment(row["started"])

@@ -19,6 +19,7 @@ from lapclip.cli.output import Common, emit, source_setting, typed
 from lapclip.config import flag_settings, recipe_for
 from lapclip.errors import ConfigError
 from lapclip.evaluation import note_on_chance, note_on_few
+from lapclip.runs.trend import is_worse
 from lapclip.suggest import command, train_command
 from lapclip.text import duration
 from lapclip.together import machines_wanted, resume_together
@@ -221,6 +222,7 @@ def summary(outcome: TrainOutcome, whole: str = "in all") -> list[str]:
     return [
         *recall_table(outcome.evaluation),
         *start_lines(outcome.start_evaluation),
+        *_worse_lines(outcome),
         *short_query_line(outcome.short_questions),
         *note_on_few(outcome.evaluation["candidates"]),
         *note_on_chance(outcome.evaluation),
@@ -234,6 +236,17 @@ def summary(outcome: TrainOutcome, whole: str = "in all") -> list[str]:
         "",
         f"Next: {escape(typed(evaluation_command(outcome, name)))}",
         *_further(outcome, name),
+    ]
+
+
+def _worse_lines(outcome: TrainOutcome) -> list[str]:
+    """Say plainly that the model became worse than the one it started from."""
+    if not is_worse(outcome.evaluation or {}, outcome.start_evaluation or {}):
+        return []
+    start = escape(f"{outcome.run}/start")
+    return [
+        "  [yellow]Training made the model worse: these scores are below those at the start. "
+        f"The better model is {start}.[/yellow]"
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,9 @@ from lapclip.machine.facts import python
 from lapclip.paths import open_own
 from lapclip.runs.folder import Run, TrainRequest, create_run, find_unfinished_run
 from lapclip.runs.heartbeat import beat_of, write_beat
+from lapclip.suggest import command
+
+PATTERN_CHARACTERS = "*?[{"  # a pattern of shards names several files
 
 
 def train_in_background(request: TrainRequest, recipe: str, name: str | None) -> Run:
@@ -29,9 +33,22 @@ def resume_in_background(name: str | None, *, data: str | None = None) -> Run:
         raise RunError(
             f"{run.path} is {run.state}; there is nothing to resume.", hint="lapclip runs"
         )
+    check_data_is_there(run, data)
     run.clear_stop()  # a request made from now on is meant for the new process
     _spawn(run, data)
     return run
+
+
+def check_data_is_there(run: Run, data: str | None) -> None:
+    """Refuse a run whose data is gone: nobody would see the error of a process in the background."""
+    source = data if data is not None else run.data_source()
+    if source is None or os.path.exists(source) or set(source) & set(PATTERN_CHARACTERS):
+        return
+    if data is not None or os.path.isabs(source):
+        raise RunError(
+            f"The data of {run.path} is gone: {source}",
+            hint=f"{command('resume', run.typed, '--data')} FOLDER, if the data was moved",
+        )
 
 
 def _spawn(run: Run, data: str | None = None) -> None:

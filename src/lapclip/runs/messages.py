@@ -10,7 +10,7 @@ from typing import IO, Any
 from lapclip.runs import events
 from lapclip.runs.events import Event, mapping
 from lapclip.runs.summary import Summary, batch_accuracy
-from lapclip.runs.trend import deciding_score, score_name
+from lapclip.runs.trend import deciding_score, is_worse, score_name
 from lapclip.text import count, duration, number, one_line, percent, printable_lines, significant
 
 NO_REASON = "no reason was given"
@@ -155,6 +155,8 @@ def _log_line(values: dict[str, Any]) -> str:
             )
             start = mapping(values.get("start_evaluation"))
             began = f"; at the start {recall_text(start)}" if start else ""
+            if is_worse(evaluation, start):
+                began += "; the start is the better model"
             kept = ""
             if values.get("best_step"):
                 kept = f"; the model of step {count(values['best_step'])} is kept"

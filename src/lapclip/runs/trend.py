@@ -86,6 +86,12 @@ def deciding_score(evaluation: dict[str, Any]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
+def is_worse(scores: dict[str, Any], start: dict[str, Any]) -> bool:
+    """Return whether the scores of a model are below those of the model that it started from."""
+    score, start_score = deciding_score(scores), deciding_score(start)
+    return score is not None and start_score is not None and score < start_score
+
+
 def score_name(evaluation: dict[str, Any]) -> str:
     """Return what the deciding score is called."""
     return "zero-shot accuracy" if "zeroshot_top1" in evaluation else "mean recall"

@@ -92,10 +92,17 @@ class RunView:
         return number(self.summary.started.get("time"))
 
     @property
+    def ended_early(self) -> bool:
+        """Whether the run is finished without its last steps, because scores no longer rose."""
+        return self.state == "finished" and self.summary.step < self.summary.total_steps
+
+    @property
     def progress(self) -> float:
-        """The share of the steps that are done."""
+        """Share of the work that is done. 1 for a run that ended early."""
         total = self.summary.total_steps
-        return min(1.0, self.summary.step / total) if total else 0.0
+        if not total:
+            return 0.0
+        return 1.0 if self.ended_early else min(1.0, self.summary.step / total)
 
     @property
     def epoch(self) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import closing
 from dataclasses import dataclass
 
 from lapclip.config import Config, replace_in
+from lapclip.data.batches import prefetch
 from lapclip.embedder import Embedder
 from lapclip.measure.phases import Stopwatch
 from lapclip.measure.timing import Timer, Timing
@@ -44,7 +46,7 @@ def fit_minutes(parts: RunParts, *, keeps_evaluations: bool) -> MinutesFit:
     # A run of two steps, one cheap and one not, on a model that is thrown away: timing changes the
     # optimizer's state.
     trial = parts.rebuild(replace_in(parts.config, "train", steps=2, cheap_share=0.5))
-    step_seconds = time_mean_step(trial, train.cheap_share)
+    step_seconds = max(time_mean_step(trial, train.cheap_share), time_loading(trial))
     evaluation_seconds = time_evaluation(trial)
     # The last step is always evaluated, and the finished model is scored.
     end_seconds = evaluation_seconds + time_final_scores(trial)
@@ -111,6 +113,18 @@ def time_step(trial: RunParts, number: int) -> float:
     timing = timer.time_until(lambda: trial.step(batch, number, 0.0, off)(), is_enough)
     warm_up_steps = 1 if device.is_cpu else WARM_UP + 1
     return Timing(timing.seconds[warm_up_steps:]).median
+
+
+def time_loading(trial: RunParts) -> float:
+    """Return the seconds in which a batch is prepared. Steps wait for it if they are faster."""
+    threads = int(trial.config.train.loader_threads)
+    began, count = time.perf_counter(), 0
+    with closing(prefetch(trial.plan, 1, MAX_TIMED_STEPS, threads)) as batches:
+        for _ in batches:
+            count += 1
+            if time.perf_counter() - began > TIMED_SECONDS:
+                break
+    return (time.perf_counter() - began) / count
 
 
 def time_evaluation(trial: RunParts) -> float:

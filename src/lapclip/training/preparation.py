@@ -309,13 +309,8 @@ def _hint_at_moved_data(run: Run, source: str) -> Iterator[None]:
     except DataError as error:
         if not os.path.isabs(source) or os.path.exists(source):
             raise
-        raise data_is_gone(run, error.message) from None
-
-
-def data_is_gone(run: Run, message: str) -> RunError:
-    """Return the error of a run whose data is not where it was."""
-    again = command("resume", run.typed, "--data")
-    return RunError(message, hint=f"{again} FOLDER, if the data was moved")
+        again = command("resume", run.typed, "--data")
+        raise RunError(error.message, hint=f"{again} FOLDER, if the data was moved") from None
 
 
 @contextmanager

@@ -11,15 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from lapclip.config import AUTO, Config, replace_in
 from lapclip.data.batches import Batch, BatchPlan
 from lapclip.data.dataset import DataSet
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import LapclipError, LostRank, RunError
-from lapclip.evaluation.zeroshot import accuracy
 from lapclip.machine.choose_device import device_of, prepare_device
 from lapclip.machine.device import Device
 from lapclip.machine.polite import PolitePauses
@@ -27,31 +24,21 @@ from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.machine.sensors import Sensors
 from lapclip.machine.system_memory import SwapWatch
 from lapclip.measure.phases import Laps, Stopwatch, measures_phases
-from lapclip.prompts import class_embeddings, read_templates
 from lapclip.runs import events
 from lapclip.runs.events import Event, EventLog, read_events
 from lapclip.runs.folder import Run
-from lapclip.runs.trend import deciding_score
 from lapclip.together import is_restarted
-from lapclip.training import ranks_in_a_run
-from lapclip.training.checkpoint import (
-    Progress,
-    keep_newest,
-    list_checkpoints,
-    load_newest,
-    save_checkpoint,
-    save_model,
-    with_best_of,
-)
+from lapclip.training import checkpoint, ranks_in_a_run, run_record
+from lapclip.training.checkpoint import Progress
 from lapclip.training.feed import feed
 from lapclip.training.final_scores import (
     FinalScores,
     calibrate_search,
     compute_final_scores,
     embed_final,
-    score_embeddings,
 )
 from lapclip.training.frozen_features import CachedFeatures, with_features
+from lapclip.training.held_out_scores import evaluate_held_out
 from lapclip.training.initial_weights import InitialWeights
 from lapclip.training.inputs import Sent
 from lapclip.training.outcome import TrainOutcome
@@ -62,17 +49,12 @@ from lapclip.training.recovery import Change, NumberCheck, train_with_recovery
 from lapclip.training.request import Callbacks, RunRequest
 from lapclip.training.run_parts import RunParts, build
 from lapclip.training.run_process import recording, stop_signals
-from lapclip.training.run_record import (
-    POLITE_NOTE,
-    outcome_of,
-    record_end,
-    record_step,
-    resumed_event,
-    save_start,
-    started_event,
+from lapclip.training.schedule import (
+    is_checkpoint_due,
+    is_evaluation_due,
+    is_out_of_patience,
+    learning_rate,
 )
-from lapclip.training.schedule import cheap_steps, learning_rate
-from lapclip.training.shards import own_batches
 from lapclip.training.step import StepMetrics, TrainStep
 
 
@@ -137,13 +119,13 @@ class Trainer:
         """Prepare a new run, and write into its folder what it needs to be resumed."""
         began, laps = time.perf_counter(), Laps()
         parts = prepare(request, callbacks, ranks, laps)
-        save_start(run, parts)
+        run_record.save_start(run, parts)
         trainer = cls.of_parts(run, parts, callbacks, ranks, began)
         notes = list(parts.notes)
         if parts.config.work.polite:
-            notes.append(POLITE_NOTE)
+            notes.append(run_record.POLITE_NOTE)
         laps.lap("folder")
-        trainer.first_event = started_event(trainer, parts, notes, laps)
+        trainer.first_event = run_record.started_event(trainer, parts, notes, laps)
         return trainer
 
     @classmethod
@@ -161,10 +143,10 @@ class Trainer:
         skipped = trainer.load_newest()
         laps.lap("set-up")
         if skipped is None:  # killed before its first step
-            trainer.first_event = started_event(trainer, parts, parts.notes, laps)
+            trainer.first_event = run_record.started_event(trainer, parts, parts.notes, laps)
         else:
             shards = saved["train"].get("shards", 1)
-            trainer.first_event = resumed_event(trainer, skipped, shards)
+            trainer.first_event = run_record.resumed_event(trainer, skipped, shards)
         return trainer
 
     @classmethod
@@ -218,7 +200,7 @@ class Trainer:
                 raise
             self.rank_reports.record_truth(self.run)
             seconds = time.perf_counter() - self.began
-            return outcome_of(self, scores, seconds, signals.received)
+            return run_record.outcome_of(self, scores, seconds, signals.received)
 
     def run_to_end(self) -> FinalScores | None:
         """Train and score, and recover from failures. None if the run was stopped."""
@@ -229,16 +211,16 @@ class Trainer:
 
     def train(self) -> FinalScores | None:
         """Take the steps that are left, then score the best model. None if the run was stopped."""
-        if not list_checkpoints(self.run.checkpoints):
+        if not checkpoint.list_checkpoints(self.run.checkpoints):
             self.save()
         if self.progress.step == self.steps and not self.progress.best_step:
             self.evaluate(self.steps)  # its best model is gone
-        if self.progress.best_step and self.is_out_of_patience(self.progress.step):
+        if self.is_out_of_patience(self.progress.step):
             self.end_early()  # it was stopped where it would have ended
             return self.finish()
         loader_threads = self.config.train.loader_threads
         threads = 1 if loader_threads == AUTO else int(loader_threads)
-        self.plan = own_batches(self.plan, self.config.train.shards, self.ranks)
+        self.plan = ranks_in_a_run.own_batches(self.plan, self.config.train.shards, self.ranks)
         first = self.progress.step + 1
         with feed(self.plan, self.step, first, self.steps, threads) as batches:
             self.take_steps(batches)
@@ -248,6 +230,7 @@ class Trainer:
 
     def take_steps(self, batches: Iterator[Batch | Sent]) -> None:
         """Take a step with each batch, then evaluate, save, stop or pause if that is due."""
+        train, steps_per_epoch = self.config.train, self.plan.steps_per_epoch
         last_saved = time.perf_counter()
         began = last_saved - self.progress.training_seconds
         for number in range(self.progress.step + 1, self.steps + 1):
@@ -256,9 +239,10 @@ class Trainer:
             self.advance(step=number, training_seconds=time.perf_counter() - began)
             reason = self.ranks.agreed(self.why_stop())
             self.rank_reports.record(self, number, time.perf_counter() - step_began)
-            if self.is_evaluation_due(number):
+            if is_evaluation_due(number, train, steps_per_epoch):
                 self.evaluate(number)
-            if reason or self.is_checkpoint_due(number, time.perf_counter() - last_saved):
+            seconds = time.perf_counter() - last_saved
+            if reason or is_checkpoint_due(number, seconds, train, steps_per_epoch):
                 self.advance(training_seconds=time.perf_counter() - began)
                 self.save()
                 last_saved = time.perf_counter()
@@ -291,7 +275,7 @@ class Trainer:
             return
         metrics = pending.read_metrics()
         overflowed = self.numbers.overflowed(metrics, self, pending.number)
-        record_step(self, pending, metrics, overflowed=overflowed)
+        run_record.record_step(self, pending, metrics, overflowed=overflowed)
 
     def why_stop(self) -> str | None:
         """Return why the run should save and stop now, or None."""
@@ -300,28 +284,11 @@ class Trainer:
             reason = "lapclip stop"
         return reason
 
-    def is_evaluation_due(self, number: int) -> bool:
-        every = self.plan.steps_per_epoch * self.config.train.evaluate_every_epochs
-        return number == self.steps or number % every == 0
-
-    def is_checkpoint_due(self, number: int, seconds: float) -> bool:
-        train = self.config.train
-        every_steps = train.checkpoint_every_epochs * self.plan.steps_per_epoch
-        is_due_by_epoch = every_steps > 0 and number % every_steps == 0
-        every_seconds = train.checkpoint_every_seconds
-        is_due_by_clock = every_seconds > 0 and seconds >= every_seconds
-        return number == self.steps or is_due_by_epoch or is_due_by_clock
-
     def is_out_of_patience(self, number: int) -> bool:
-        """Return whether the scores have not risen for so many evaluations that the rest would only overfit.
-
-        Counted from the end of the cheap part: scores rise again when images get their full size.
-        """
-        train = self.config.train
-        patience = train.patience * train.evaluate_every_epochs * self.plan.steps_per_epoch
-        if patience == 0 or number == self.steps or not self.is_evaluation_due(number):
-            return False
-        return number - max(self.progress.best_step, cheap_steps(self.steps, train)) >= patience
+        """Return whether the scores have not risen for so many evaluations that the rest would only overfit."""
+        train, steps_per_epoch = self.config.train, self.plan.steps_per_epoch
+        best_step = self.progress.best_step
+        return bool(best_step) and is_out_of_patience(number, best_step, train, steps_per_epoch)
 
     def end_early(self) -> None:
         """Note why the run takes no more steps."""
@@ -330,42 +297,8 @@ class Trainer:
     def evaluate(self, number: int) -> None:
         """Score the held-out pairs, and save the model if it is the best so far."""
         self.record_pending()
-        began = time.perf_counter()
-        with ranks_in_a_run.encoding_together(self.embedder, self):
-            images, texts, owner = self.embedder.encode_pairs(self.data.held_out)
-        if self.ranks.writes:
-            scores = score_embeddings(images, texts, owner, self.config.train.batch_size)
-            merit = self.merit(scores, images)
-            is_best = merit > self.progress.best_score
-            if is_best:
-                self.advance(best_score=merit, best_step=number)
-                save_model(self.embedder, self.run.model, self.progress)
-            self.log.append(
-                events.Evaluation(
-                    step=number,
-                    epoch=self.plan.epoch(number),
-                    split="val",
-                    evaluation=scores,
-                    seconds=time.perf_counter() - began,
-                    best=is_best,
-                )
-            )
-            answers = self.probes.answers(self.embedder, images, texts)
-            epoch = self.plan.epoch(number)
-            self.log.append(events.Probed(step=number, epoch=epoch, answers=answers))
+        evaluate_held_out(self, number)
         ranks_in_a_run.agree_on_progress(self)
-
-    def merit(self, scores: dict[str, Any], images: np.ndarray) -> float:
-        """Return the score that decides which model is kept.
-
-        Adds the zero-shot accuracy to the scores if images have classes.
-        """
-        classes, labels = self.data.classes, self.data.held_out.labels
-        if classes and labels is not None:
-            prompts = read_templates(self.config.data.prompts)
-            class_vectors = class_embeddings(self.embedder.encode_text, classes, prompts)
-            scores["zeroshot_top1"] = accuracy(images, class_vectors, labels)
-        return deciding_score(scores) or 0.0
 
     def finish(self) -> FinalScores:
         """Score the best model on the final split, and record the end of the run."""
@@ -374,8 +307,10 @@ class Trainer:
             return FinalScores({})  # the rank that writes has them
         ranks_in_a_run.close_ranks(self)
         scores = compute_final_scores(self, vectors)
-        record_end(self, scores)
-        keep_newest(self.run.checkpoints, 1)  # another was needed only in case of a failure
+        run_record.record_end(self, scores)
+        checkpoint.keep_newest(
+            self.run.checkpoints, 1
+        )  # another was needed only in case of a failure
         calibrate_search(self, vectors)
         return scores
 
@@ -385,7 +320,7 @@ class Trainer:
         if not self.ranks.writes:
             return
         began, step = time.perf_counter(), self.step
-        path = save_checkpoint(
+        path = checkpoint.save_checkpoint(
             self.run.checkpoints, step.model, step.optimizer, self.progress, step.others
         )
         size = sum(file.stat().st_size for file in path.iterdir())
@@ -396,7 +331,7 @@ class Trainer:
 
     def is_saved(self) -> bool:
         """Return whether the newest checkpoint is of the last step."""
-        checkpoints = list_checkpoints(self.run.checkpoints)
+        checkpoints = checkpoint.list_checkpoints(self.run.checkpoints)
         return bool(checkpoints) and checkpoints[-1].name == f"step-{self.progress.step:08d}"
 
     def load_newest(self) -> list[str] | None:
@@ -405,9 +340,11 @@ class Trainer:
         None if the run took no step yet and has no checkpoint.
         """
         run, step = self.run, self.step
-        progress, skipped = load_newest(run.checkpoints, step.model, step.optimizer, step.others)
+        progress, skipped = checkpoint.load_newest(
+            run.checkpoints, step.model, step.optimizer, step.others
+        )
         if progress is not None:
-            self.progress = with_best_of(progress, run.model)
+            self.progress = checkpoint.with_best_of(progress, run.model)
             return skipped
         if any(event["type"] == "step" for event in read_events(run.events)):
             detail = f" ({'; '.join(skipped)})" if skipped else ""

@@ -177,6 +177,8 @@ def _progress(view: RunView, canvas: Canvas) -> list[Text]:
     if not total:
         return []
     counted = f" {view.summary.step:,} of {total:,}  {view.progress:.0%}"
+    if view.ended_early:
+        counted = f" ended early, after step {view.summary.step:,} of {total:,}"
     done, rest = bar(view.progress, canvas.width - len(counted))
     lines = [
         Text.assemble(
