@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import shutil
@@ -189,6 +190,20 @@ def lapclip(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def run_on_full_disk(limit: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that can write no file beyond `limit` bytes."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "dont_write_bytecode", True)  # Python 3.11 would cut it off
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            return lapclip(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def lapclip_process(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, where that is what is tested."""
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout)
@@ -198,3 +213,9 @@ def lapclip_process(*arguments: str, timeout: float = 120) -> subprocess.Complet
 def flickr8k(real_data: Path) -> Path:
     """Seven thousand of them, with five captions each."""
     return real_data / "flickr8k"
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of each garbage collection: runs collect often."""
+    gc.collect()
+    gc.freeze()

@@ -190,7 +190,8 @@ def test_what_a_guest_reports_has_the_names_that_the_page_promises() -> None:
 
 
 @pytest.fixture
-def with_a_run(here: Path, trained: Path) -> Path:
+def with_a_run(here: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("lapclip.commands.data.towers_installed", lambda: False)
     shutil.copytree(trained, here / "runs" / "mine")
     photos(here / "photos")
     for at, image in enumerate(sorted((here / "photos").glob("*.png"))):

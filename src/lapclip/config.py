@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -550,6 +551,12 @@ def _parse_text(text: str) -> Any:
         return text
 
 
+@cache
+def field_types(section: type) -> dict[str, Any]:
+    """Return the type of each field of a section."""
+    return typing.get_type_hints(section)
+
+
 def checked(origin: str, section: str, name: str, value: Any) -> Any:
     """The value of a field of a section, or ConfigError where it may not be that."""
     kind = SECTIONS[section]
@@ -558,7 +565,7 @@ def checked(origin: str, section: str, name: str, value: Any) -> Any:
         raise ConfigError(f"{origin}: unknown field {section}.{name}. {nearest(name, known)}")
     limits = known[name].metadata
     where = f"{origin}: {section}.{name}"
-    annotation = typing.get_type_hints(kind)[name]
+    annotation = field_types(kind)[name]
     accepted = (
         typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     )

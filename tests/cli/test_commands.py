@@ -162,7 +162,7 @@ def test_bad_input_gets_status_2_and_at_most_three_lines(
 
 
 def test_an_error_with_json_is_still_one_object(here: Path) -> None:
-    refused = lapclip_process("resume", "--json")
+    refused = lapclip("resume", "--json")
     assert refused.returncode == 2
     assert "There are no runs" in json.loads(refused.stdout)["error"]
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ import pytest
 
 from lapclip.cli.app import app
 
-from ..conftest import SMALL, lapclip, set_flags
+from ..conftest import SMALL, lapclip, run_on_full_disk, set_flags
 from ..small_runs import photos
 
 READ = {
@@ -100,7 +98,8 @@ def runs(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def workplace(runs: Path, here: Path) -> Path:
+def workplace(runs: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("lapclip.commands.data.towers_installed", lambda: False)
     shutil.copytree(runs, here, dirs_exist_ok=True)
     return here
 
@@ -148,13 +147,7 @@ def test_an_older_result_is_replaced_and_a_full_disk_leaves_it(name: str, workpl
     if name == "embed --out":  # else it is up to date
         (workplace / "photos" / "000.png").unlink()
     before = contents(workplace)
-    program = (
-        "import resource, sys; from lapclip.cli import main;"
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({case.limit}, {case.limit})); main(sys.argv[1:])"
-    )
-    arguments = [sys.executable, "-c", program, *case.arguments, *case.replaces]
-    quiet = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}  # Python 3.11 would cut off bytecode
-    full = subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=quiet)
+    full = run_on_full_disk(case.limit, *case.arguments, *case.replaces)
     assert full.returncode == 2, full.stderr
     assert "Cannot write out" in full.stderr
     assert "File too large" in full.stderr

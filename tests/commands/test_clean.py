@@ -288,7 +288,11 @@ def test_names_that_only_look_half_made_and_what_a_link_leads_to_stay(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "arguments", [("serve", "mine"), ("search", "photos", "--web", "--model", "mine")]
+    "arguments",
+    [
+        ("serve", "mine", "--engine", "torch-float32", "--threads", "1"),
+        ("search", "photos", "--web", "--model", "mine"),
+    ],
 )
 def test_a_run_whose_model_is_served_stays_until_its_server_has_died(
     disk: Path, arguments: tuple[str, ...]

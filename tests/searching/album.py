@@ -21,7 +21,7 @@ from lapclip.searching.library import Library, open_library
 from ..conftest import command
 from ..served import Served, ending, start
 
-DRAWN, COPIES = 24, 3000
+DRAWN, COPIES = 24, 1500
 BEGAN = 1_700_000_000
 ODD = ['<img src=x onerror="window.hacked=1"><b>&amp;\'.png', "two\nlines.png", "%2e%2e#?.png"]
 """Names that markup, lines and addresses would make something else of."""

@@ -507,7 +507,7 @@ def test_what_is_no_image_or_has_no_end_is_refused(
 def test_slow_servers_hold_up_nobody_else(
     fetching: Serving, network: Network, pictures: Pictures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "SECONDS", 4.0)
+    monkeypatch.setattr(fetch, "SECONDS", 2.0)
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(ask, fetching, *[f"https://{NAME}/silent"] * 30)
         while not pictures.asked:

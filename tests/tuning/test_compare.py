@@ -19,9 +19,10 @@ TINY = (ModelSize(64, 1), ModelSize(64, 2))
 
 @pytest.fixture(autouse=True)
 def small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are chosen at a size that takes no time."""
+    """Choose kernels at a size that takes no time, and time steps briefly."""
     monkeypatch.setattr(compare, "TYPICAL_SIZE", TINY[0])
     monkeypatch.setattr(compare, "TYPICAL_BATCH", 4)
+    monkeypatch.setattr(compare, "MAX_TIMED_SECONDS", 0.1)
 
 
 def silent(text: str) -> None:

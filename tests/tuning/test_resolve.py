@@ -109,8 +109,9 @@ def test_short_runs_are_not_tuned_and_long_ones_spend_a_twentieth_at_most() -> N
 
 
 def test_training_takes_what_tuning_found(here: Path) -> None:
-    found = tune("first-run", SMALL_RUN, seconds=3, clock=Clock())
-    train("first-run", SMALL_RUN, name="run")
+    settings = [*SMALL_RUN, "train.text_attention=fused"]
+    found = tune("first-run", settings, seconds=3, clock=Clock())
+    train("first-run", settings, name="run")
     started = json.loads((here / "runs/run/events.jsonl").read_text().splitlines()[0])
     taken = started["config"]["train"]
     for name in (
@@ -126,8 +127,8 @@ def test_training_takes_what_tuning_found(here: Path) -> None:
     assert started["reasons"]["train.dtype"].endswith("; tuned before")
     assert started["tuned_seconds"] == pytest.approx(16 / found["pairs_per_second"])
     assert find_run("run").read_settings()["run"]["tuned_seconds"] == started["tuned_seconds"]
-    overridden = train("first-run", [*SMALL_RUN, "train.dtype=float32"], name="other")
-    assert overridden.state == "finished"
+    others = [*settings, "train.dtype=float32", "train.steps=2"]
+    assert train("first-run", others, name="other").state == "finished"
     assert '"dtype":"float32"' in (here / "runs/other/events.jsonl").read_text().splitlines()[0]
 
 
@@ -141,7 +142,7 @@ def test_busy_cores_are_named_and_nothing_is_remembered(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(other_programs, "read_load", lambda: 0.5)
-    settings = [*SMALL_RUN, "train.compile=none"]
+    settings = [*SMALL_RUN, "train.compile=none", "train.linear=torch", "train.dtype=float32"]
     found = tune("first-run", settings, 1.0, clock=Clock())
     assert found["warnings"] == ["other programs use 50% of the cores, so what is timed now is off"]
     assert not found["remembered"]

@@ -75,7 +75,7 @@ def test_a_setting_that_computes_something_else_is_rejected_with_its_error(
 ) -> None:
     wrong_attention(monkeypatch, torch.bfloat16)
     monkeypatch.setattr(tune, "SLOW_RATIO", 1e6)  # so that speed is no reason
-    tuning = tuned()
+    tuning = tuned(device="cpu", threads=1, linear="torch", image_attention="fused")
     assert tuning.setting.dtype != "bfloat16"
     reasons = [
         entry["reason"] for entry in tuning.rejected if entry["choices"]["dtype"] == "bfloat16"
