@@ -11,6 +11,7 @@ import torch
 
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
+from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
 from lapclip.measure.phases import PHASES, Stopwatch, measures_phases
 from lapclip.model.clip import CLIP
@@ -186,6 +187,7 @@ MICRO_BATCHED = {
     "sigmoid": (batch_with_words, {"loss": "sigmoid"}),
     "words": (batch_with_words, {"word_weight": 0.5}),
     "crops": (batch_with_words, {"crop": 0.5, "flip": 0.5, "cheap_size": 16}),
+    "two crops": (batch_of, {"consistency": 0.5, "crop": 0.5, "cheap_size": 16}),
     "other forms": (batch_with_words, {"recompute": True, "linear": "onednn"}),
     "teacher": (batch_with_teacher, {"teacher": "any", "teacher_weight": 0.7}),
     "phrases": (lambda: with_phrases(batch_of()), {"phrases": 0.4}),
@@ -198,6 +200,7 @@ MICRO_BATCHED = {
 
 
 NAMED_METRICS = {
+    "two crops": 1,
     "sigmoid": 1,
     "words": 1,
     "teacher": 2,
@@ -246,6 +249,37 @@ def test_phrases_find_all_images_they_are_true_of() -> None:
     losses = [each.scalars["phrase_loss"] for each in metrics]
     assert losses[0] > math.log(8) - 0.5
     assert losses[-1] == pytest.approx(math.log(4), abs=0.1)  # four are right, and equally so
+
+
+def test_two_crops_of_an_image_come_together() -> None:
+    close, free = (
+        step_of(consistency=weight, crop=0.5, flip=0.5, batch_size=8) for weight in (5.0, 1e-9)
+    )
+    inputs = [close.inputs(batch_of(), number) for number in (1, 1, 2)]
+    first, again, other = (each.extras["second_crop_boxes_B5"] for each in inputs)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert inputs[0].boxes_B5 is not None
+    assert not torch.equal(first, inputs[0].boxes_B5)
+    distances = []
+    for step in (close, free):
+        metrics = [step(batch_of(), number, 1e-3, off())() for number in range(1, 41)]
+        distances.append(np.mean([each.scalars["consistency_loss"] for each in metrics[-10:]]))
+    assert distances[0] < 0.5 * distances[1]
+
+
+REFUSED = {
+    "no crops": ({}, "no image is cropped"),
+    "frozen features": ({"crop": 0.5, "image_blocks": 0, "views": 4}, "features of frozen image"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_consistency_is_refused_without_new_crops(case: str) -> None:
+    settings, reason = REFUSED[case]
+    with pytest.raises(ConfigError, match=reason):
+        Objectives(TrainConfig(consistency=0.5, **settings)).check()
+    Objectives(TrainConfig(consistency=0.5, crop=0.5)).check()
 
 
 def test_images_are_cropped_only_when_asked_and_as_the_step_says() -> None:

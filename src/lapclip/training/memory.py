@@ -22,6 +22,7 @@ from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import ACCELERATOR, device_of
 from lapclip.machine.device import Device
 from lapclip.model.sizes import convolution_sizes, count_weights
+from lapclip.training.objectives import Objectives
 
 CPU_BASE, ACCELERATOR_BASE = 350_000_000, 100_000_000
 """Measured on the CPU: a process that has imported torch and taken a step of a tiny model. On accelerators an estimate
@@ -62,7 +63,8 @@ def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -
     half = train.dtype in HALF
     is_always_cheap = bool(train.cheap_size) and train.cheap_share == 1
     side = train.cheap_size if is_always_cheap else model.image_size
-    image = _image_bytes(model, train, side)
+    further_crops = [other for other in Objectives(train).passes if other.tower == "image"]
+    image = _image_bytes(model, train, side) * (1 + len(further_crops))
     activations = micro * (image + _text_bytes(model, train, caption_tokens))
     gradients = 4 * exact
     if micro >= train.batch_size:
