@@ -70,17 +70,17 @@ class Look:
 
     def until(self, expression: str) -> None:
         """Wait until this is true in the page; playwright's own way evaluates a text, which our policy forbids."""
-        for _ in range(600):
+        for _ in range(3000):
             if self.page.evaluate(expression):
                 return
-            self.page.wait_for_timeout(100)
+            self.page.wait_for_timeout(20)
         raise AssertionError(f"never true: {expression}")
 
     def until_awake(self, expression: str) -> None:
         """The same, for a page that rests between two looks at the server: the longer drawing takes, the longer."""
-        for _ in range(300):
+        for _ in range(600):
             self.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-            self.page.wait_for_timeout(200)
+            self.page.wait_for_timeout(100)
             if self.page.evaluate(expression):
                 return
         raise AssertionError(f"never true: {expression}")

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -48,8 +49,7 @@ def look(browser: Any) -> Iterator[Open]:
     ) -> Look:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         opened.append(Look(context))
-        chosen = "#" + "&".join(f"run={run}" for run in runs) if runs else ""
-        opened[-1].page.goto(served.address + chosen)
+        opened[-1].page.goto(f"{served.address}#{urlencode([('run', run) for run in runs])}")
         return opened[-1]
 
     yield open_page
@@ -191,6 +191,8 @@ def test_slider_shows_what_was_answered_at_each_evaluation(here: Path, look: Ope
         append(run, [step(61), evaluation(70, 0.7), looked(70, 9)])
         tab.until_awake("document.getElementById('epoch').max === '6'")
         assert "Epoch 2" in tab.text("#epoch-text")
+        for _ in range(3):
+            tab.page.keyboard.press("ArrowRight")
         tab.page.get_by_role("button", name="Play").click()
         tab.wait_text("#epoch-text", "Epoch 7")
         assert "not among these: number 9 of 240" in card.inner_text()
@@ -259,12 +261,7 @@ def test_markup_in_captions_and_records_stays_text(here: Path, look: Open) -> No
         make_run(name, [poisoned, *steps, evaluation(30, 0.5), *last])
     with server() as served:
         for runs in ([names[0]], [names[-1]], names):
-            tab = look(served)
-            tab.page.goto(
-                served.address
-                + "#"
-                + tab.page.evaluate("r => new URLSearchParams(r.map(n => ['run', n])) + ''", runs)
-            )
+            tab = look(served, runs=tuple(runs))
             if len(runs) == 1:
                 tab.wait_text("#alarms", HOSTILE)
                 tab.wait_text("#answers", HOSTILE)
