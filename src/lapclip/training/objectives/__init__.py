@@ -6,9 +6,11 @@ active if its setting is neither 0 nor empty.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
+from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -18,6 +20,8 @@ from lapclip.data.batches import BatchPlan, DrawnRows, Slicing
 from lapclip.model.clip import CLIP
 from lapclip.training.inputs import Inputs
 from lapclip.training.objectives.base import LossRows, Objective, Pass, TruePairs
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -50,26 +54,17 @@ class Objectives:
     @property
     def slicing(self) -> dict[str, Slicing]:
         """How each extra of a batch is sliced."""
-        slicing: dict[str, Slicing] = {}
-        for objective in self:
-            slicing |= objective.extras
-        return slicing
+        return merge(objective.extras for objective in self)
 
     @property
     def passes(self) -> list[Pass]:
         """All passes through the towers beside those of images and captions."""
-        passes: list[Pass] = []
-        for objective in self:
-            passes += objective.passes
-        return passes
+        return list(chain.from_iterable(objective.passes for objective in self))
 
     @property
     def metrics(self) -> dict[str, str]:
         """What each further metric is, by name."""
-        metrics: dict[str, str] = {}
-        for objective in self:
-            metrics |= objective.metrics
-        return metrics
+        return merge(objective.metrics for objective in self)
 
     def check(self) -> None:
         """Raise ConfigError for settings that a term cannot work with."""
@@ -90,16 +85,11 @@ class Objectives:
 
     def arrays(self, plan: BatchPlan, drawn: DrawnRows) -> dict[str, np.ndarray]:
         """Return all extras of a batch."""
-        arrays: dict[str, np.ndarray] = {}
-        for objective in self:
-            arrays |= objective.arrays(plan, drawn)
-        return arrays
+        return merge(objective.arrays(plan, drawn) for objective in self)
 
     def texts(self, plan: BatchPlan) -> dict[str, Sequence[np.ndarray]]:
         """Return all further texts for the text tower as tokens, by the name of their pass."""
-        texts: dict[str, Sequence[np.ndarray]] = {}
-        for objective in self:
-            texts |= objective.texts(plan)
+        texts = merge(objective.texts(plan) for objective in self)
         return {name: tokens for name, tokens in texts.items() if len(tokens)}
 
     def in_batch(self, inputs: Inputs) -> list[Objective]:
@@ -152,3 +142,11 @@ def loss_rows(
             case _:
                 extras[name] = tensor
     return LossRows(model, own_embeddings, embeddings, pairs, extras, len(inputs))
+
+
+def merge(mappings: Iterable[Mapping[str, Value]]) -> dict[str, Value]:
+    """Return one dictionary of all entries."""
+    merged: dict[str, Value] = {}
+    for mapping in mappings:
+        merged.update(mapping)
+    return merged
