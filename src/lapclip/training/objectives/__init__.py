@@ -106,6 +106,8 @@ class Objectives:
         """Compute the loss from the embeddings of all pairs; with `own` only what these rows add to it."""
         rows = loss_rows(model, inputs, embeddings, own)
         terms = [(objective, objective.term(rows)) for objective in self.in_batch(inputs)]
+        # Weighed with the recorded ones first, but computed in the order of the settings: sums of
+        # gradients depend on it.
         terms.sort(key=lambda pair: not pair[0].is_recorded)
         (_, contrastive), *others = terms
         total = recorded = contrastive.loss

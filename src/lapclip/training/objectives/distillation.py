@@ -22,7 +22,10 @@ class Distillation(Objective):
     """The mean distance of images and captions from the teacher's. It needs no negatives."""
 
     extras: ClassVar = {"teacher_image": Slicing.ROWS, "teacher_text": Slicing.ROWS}
-    metrics: ClassVar = {"teacher_loss": "How far the embeddings are from the teacher's."}
+    metrics: ClassVar = {
+        "teacher_loss": "How far the embeddings are from the teacher's.",
+        "contrastive_loss": "The loss without the teacher's share.",
+    }
     is_recorded = True
     is_share = True
 
