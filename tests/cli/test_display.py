@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 
 from rich.console import Console
 
@@ -16,21 +17,22 @@ def step(number: int) -> events.Step:
     )  # fmt: skip
 
 
-def test_a_terminal_shows_loss_accuracy_rate_and_time_left() -> None:
+def shown_after_resuming(*then: events.Event, skipped: Sequence[str] = ()) -> str:
+    """The screen of a run that goes on after step 3, takes four steps, and meets some events."""
     screen = io.StringIO()
-    display = Display(Console(file=screen, force_terminal=True, width=100, highlight=False))
-    display(
-        events.Resumed(
-            step=3, steps=1200, batch_size=16, checkpoint="step-00000003", skipped=["step-9: short"]
-        )
+    display = Display(Console(file=screen, force_terminal=True, width=160, highlight=False))
+    resumed = events.Resumed(
+        step=3, steps=1200, batch_size=16, checkpoint="step-00000003", skipped=list(skipped)
     )
-    for number in range(4, 8):
-        display(step(number))
-    display(events.Stopped(step=7, reason="SIGINT"))
-    shown = screen.getvalue()
-    assert "after step 3 of 1,200" in shown
-    assert "step-9: short" in shown
-    for words in ("7/1,200", "loss 2.500", "accuracy 50%", "pairs/s", "left"):
+    for event in (resumed, *map(step, range(4, 8)), *then):
+        display(event)
+    return screen.getvalue()
+
+
+def test_a_terminal_shows_loss_accuracy_rate_and_time_left() -> None:
+    shown = shown_after_resuming(events.Stopped(step=7, reason="SIGINT"), skipped=["step-9: short"])
+    for words in ("after step 3 of 1,200", "step-9: short", "7/1,200", "loss 2.500", "accuracy 50%",
+                  "pairs/s", "left"):  # fmt: skip
         assert words in shown, words
 
 
@@ -54,23 +56,12 @@ def test_the_rate_after_a_resume_counts_the_steps_since_then() -> None:
 
 
 def test_a_fallback_is_said_above_the_bar_and_the_bar_goes_back() -> None:
-    screen = io.StringIO()
-    display = Display(Console(file=screen, force_terminal=True, width=160, highlight=False))
-    display(
-        events.Resumed(step=3, steps=1200, batch_size=16, checkpoint="step-00000003", skipped=[])
-    )
-    for number in range(4, 8):
-        display(step(number))
     text = "cuda failed at step 8 (CUDA error: unknown); the CPU takes over; going on after step 3"
     places = {"image": "cpu", "text": "cpu"}
-    display(
-        events.FellBack(
-            step=3, cause="device error", change={"device": "cpu"}, devices=places, text=text
-        )
+    fell_back = events.FellBack(
+        step=3, cause="device error", change={"device": "cpu"}, devices=places, text=text
     )
-    display(step(4))
-    display(events.Stopped(step=4, reason="SIGINT"))
-    shown = screen.getvalue()
+    shown = shown_after_resuming(fell_back, step(4), events.Stopped(step=4, reason="SIGINT"))
     assert text in shown
     assert "4/1,200" in shown[shown.index(text) :]
 

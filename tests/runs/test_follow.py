@@ -24,27 +24,21 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "events.jsonl"
 
 
-def test_a_file_that_is_not_there_yet_is_followed_from_its_first_line(path: Path) -> None:
-    found = Tail(path)
-    assert found.read() == []
-    path.write_text(steps(1, 2))
-    assert [event["step"] for event in found.read()] == [1, 2]
-    with open(path, "a") as file:
-        file.write(steps(3, 3))
-    assert [event["step"] for event in found.read()] == [3]
-    assert found.read() == []
-
-
-def test_half_a_line_waits_for_its_other_half_and_damage_is_passed_over(path: Path) -> None:
+def test_a_file_is_followed_from_its_first_whole_line_and_damage_is_passed_over(path: Path) -> None:
     found = Tail(path)
     whole = steps(1, 1)
-    path.write_text(whole[:20])
-    assert found.read() == []
-    path.write_text(whole + "no json\n" + "[1]\n" + '{"type": 3}\n' + steps(2, 2)[:-1])
-    assert [event["step"] for event in found.read()] == [1]
-    with open(path, "a") as file:
-        file.write("\n")
-    assert [event["step"] for event in found.read()] == [2]
+    for content, expected in (
+        (None, []),
+        (whole[:20], []),
+        (whole[20:] + 'no json\n[1]\n{"type": 3}\n' + steps(2, 2)[:-1], [1]),
+        ("\n", [2]),
+        (steps(3, 4), [3, 4]),
+        ("", []),
+    ):
+        if content is not None:
+            with open(path, "a") as file:
+                file.write(content)
+        assert [event["step"] for event in found.read()] == expected
 
 
 def test_a_file_that_was_cut_or_replaced_is_read_anew(path: Path) -> None:

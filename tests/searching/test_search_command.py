@@ -195,25 +195,16 @@ def test_names_are_text_in_the_terminal(trained: Path, photos: Path) -> None:
     assert "\x1b" not in done.stdout
 
 
-def test_without_a_question_it_indexes_and_says_how_to_ask(trained: Path, photos: Path) -> None:
+def test_a_search_ends_with_the_next_one_by_the_same_model(trained: Path, photos: Path) -> None:
     draw_many(photos, 3)
     done = lapclip("search", str(photos), "--model", str(trained))
     assert done.returncode == 0
     assert "3 images indexed (3 new or changed)" in done.stdout
-    next_line = done.stdout.strip().splitlines()[-1]
-    assert next_line.endswith(
-        command("search", photos, "a dog on a beach", "--model", trained).removeprefix("lapclip ")
-    )
-
-
-def test_the_next_search_is_by_the_best_image_with_the_same_model(
-    trained: Path, photos: Path
-) -> None:
-    draw_many(photos, 3)
+    asked = command("search", photos, "a dog on a beach", "--model", trained)
+    assert done.stdout.strip().endswith(asked.removeprefix("lapclip "))
     done = lapclip("search", str(photos), "two", "--model", str(trained))
-    next_line = done.stdout.strip().splitlines()[-1]
-    assert next_line.endswith(command("--model", trained).removeprefix("lapclip "))
-    assert "--like" in next_line
+    assert done.stdout.strip().endswith(command("--model", trained).removeprefix("lapclip "))
+    assert "--like" in done.stdout.strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize(

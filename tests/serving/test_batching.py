@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,36 +72,32 @@ def test_what_waits_is_joined_and_everyone_gets_their_own() -> None:
     asyncio.run(check())
 
 
-def test_rows_of_another_length_go_by_themselves() -> None:
-    async def check() -> None:
-        engine = Doubling()
+def answers_of(engine: Doubling, make_rows: Callable[[], list[Row]]) -> list[Any]:
+    """The vectors or faults of rows that wait together."""
+
+    async def ask() -> list[Any]:
         batcher = await started(engine, [])
-        rows = [row(1, "text", length=8), row(2, "text", length=16), row(3, "text", length=8)]
-        for each in rows:
-            batcher.submit(each)
-        engine.go.set()
-        assert [
-            len(vector) for vector in await asyncio.gather(*(each.future for each in rows))
-        ] == [8, 16, 8]
-        assert engine.batches == [1, 2, 1]
-        batcher.close()
-
-    asyncio.run(check())
-
-
-def test_a_row_that_fails_fails_alone() -> None:
-    async def check() -> None:
-        engine = Doubling()
-        batcher = await started(engine, [])
-        rows = [row(1), row(13), row(np.nan), row(4)]
+        rows = make_rows()
         for each in rows:
             batcher.submit(each)
         engine.go.set()
         found = await asyncio.gather(*(each.future for each in rows), return_exceptions=True)
-        assert [isinstance(each, Fault) for each in found] == [False, True, True, False]
         batcher.close()
+        return found
 
-    asyncio.run(check())
+    return asyncio.run(ask())
+
+
+def test_rows_of_another_length_go_by_themselves() -> None:
+    engine = Doubling()
+    found = answers_of(engine, lambda: [row(1, "text", length=size) for size in (8, 16, 8)])
+    assert [len(vector) for vector in found] == [8, 16, 8]
+    assert engine.batches == [1, 2, 1]
+
+
+def test_a_row_that_fails_fails_alone() -> None:
+    found = answers_of(Doubling(), lambda: [row(value) for value in (1, 13, np.nan, 4)])
+    assert [isinstance(each, Fault) for each in found] == [False, True, True, False]
 
 
 def test_what_nobody_waits_for_is_not_computed() -> None:

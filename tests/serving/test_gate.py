@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -167,23 +168,35 @@ def test_a_caller_who_goes_away_costs_nothing_more(trained: Path) -> None:
         assert computed == [1, 1]
 
 
-def test_texts_and_probes_do_not_wait_behind_images_that_take_long(
-    trained: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "callers", "item"),
+    [
+        pytest.param(ImageFile, 8, {"image": base64.b64encode(jpeg(1)).decode()}, id="images"),
+        pytest.param(Text, 4, {"text": "slow"}, id="texts"),
+    ],
+)
+def test_texts_and_probes_do_not_wait_behind_items_that_take_long(
+    trained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[ImageFile] | type[Text],
+    callers: int,
+    item: dict[str, str],
 ) -> None:
-    hold, row = threading.Event(), ImageFile.row
+    hold, row = threading.Event(), kind.row
 
-    def slow(self: ImageFile, encoder: object) -> object:
-        if self.data.startswith(b"\xff\xd8"):  # a JPEG; the golden image is a PNG
+    def slow(self: ImageFile | Text, encoder: Any) -> Any:
+        is_jpeg = isinstance(self, ImageFile) and self.data.startswith(b"\xff\xd8")
+        if is_jpeg or (isinstance(self, Text) and self.text == "slow"):  # neither is golden
             hold.wait(60)
-        return row(self, encoder)  # type: ignore[arg-type]
+        return row(self, encoder)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(ImageFile, "row", slow)
-    with serving(trained, Limits(cache_bytes=0)) as found, ThreadPoolExecutor(8) as pool:
-        image = {"items": [{"image": base64.b64encode(jpeg(1)).decode()}]}
-        waiting = [pool.submit(found.post, "/embed", image) for _ in range(8)]
+    monkeypatch.setattr(kind, "row", slow)
+    with serving(trained, Limits(cache_bytes=0)) as found, ThreadPoolExecutor(callers) as pool:
+        waiting = [pool.submit(found.post, "/embed", {"items": [item]}) for _ in range(callers)]
         time.sleep(0.2)
         began = time.monotonic()
-        assert found.post("/embed", ASKED).status == 200
+        if kind is ImageFile:
+            assert found.post("/embed", ASKED).status == 200
         assert found.get("/ready").status == 200
         assert time.monotonic() - began < 30
         hold.set()
@@ -279,26 +292,3 @@ def test_json_of_very_many_elements_is_refused_before_it_is_read(
     assert answer.status == 413
     assert "elements" in answer.json["error"]["message"]
     assert time.monotonic() - began < 30
-
-
-def test_probes_do_not_wait_behind_texts_that_take_long(
-    trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hold, row = threading.Event(), Text.row
-
-    def slow(self: Text, encoder: object) -> object:
-        if self.text == "slow":
-            hold.wait(60)
-        return row(self, encoder)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Text, "row", slow)
-    with serving(trained, Limits(cache_bytes=0)) as found, ThreadPoolExecutor(4) as pool:
-        waiting = [
-            pool.submit(found.post, "/embed", {"items": [{"text": "slow"}]}) for _ in range(4)
-        ]
-        time.sleep(0.2)
-        began = time.monotonic()
-        assert found.get("/ready").status == 200
-        assert time.monotonic() - began < 30
-        hold.set()
-        assert {each.result().status for each in waiting} == {200}
