@@ -62,6 +62,21 @@ def test_a_unique_field_may_stand_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ("train.liner=torch", "--set train.linear=torch"),
+        ("batchsize=12", "--set batch_size=12"),
+        ("train.devise=a b", "--set train.device=VALUE"),
+        ("xyzzy=1", "a field of docs/settings.md"),
+    ],
+)
+def test_a_misspelt_setting_is_shown_as_it_should_be_typed(setting: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config_of(setting)
+    assert error.value.hint == hint
+
+
+@pytest.mark.parametrize(
     ("setting", "message"),
     [
         ("train.lerning_rate=1", r"unknown field\. Did you mean train\.learning_rate"),

@@ -19,6 +19,7 @@ import pytest
 
 from lapclip.cli.app import app
 from lapclip.commands import choose_recipe
+from lapclip.commands.background import check_data_is_there
 from lapclip.commands.resume import resume
 from lapclip.config import DataConfig, parse_settings
 from lapclip.data.sources.files import FILES
@@ -125,6 +126,24 @@ def test_stop_reaches_a_run_that_was_just_resumed(
     run.pulse.unlink()
     run.ask_to_stop()
     assert resume("run", detached=True).state == "stopped"
+
+
+def test_a_run_whose_data_is_gone_does_not_go_to_the_background(here: Path) -> None:
+    photos(here / "photos")
+    train(
+        "photos",
+        [*SMALL, "data.source=photos", "train.cheap_size=0"],
+        name="mine",
+        callbacks=stop_after(1, "mine"),
+    )
+    (here / "photos").rename(here / "moved")
+    refused = lapclip("resume", "mine", "--background")
+    assert refused.returncode == 2
+    assert "photos" in refused.stderr
+    assert "lapclip resume mine --data FOLDER" in refused.stderr
+    assert not find_run("mine").pulse.exists()
+    assert lapclip("resume", "mine", "--background", "--data", "gone").returncode == 2
+    check_data_is_there(find_run("mine"), "moved")
 
 
 def test_stop_asks_again_where_the_request_was_forgotten(

@@ -13,12 +13,15 @@ import pytest
 from PIL import Image
 
 import lapclip as package
+from lapclip.cli.train import summary
 from lapclip.commands.evaluate import evaluate
 from lapclip.commands.evaluation_data import ChosenData, EvaluationRequest
 from lapclip.embedder import load_torch
 from lapclip.errors import LapclipError
 from lapclip.evaluation import RANKS, WAYS
-from lapclip.runs.events import read_events
+from lapclip.runs.events import mapping, read_events
+from lapclip.runs.messages import log_line
+from lapclip.runs.trend import RECALLS
 from lapclip.training.checkpoint import save_model
 from lapclip.training.outcome import TrainOutcome
 
@@ -103,6 +106,23 @@ def test_training_ends_with_the_score_of_the_start_beside_its_own(
     assert "; at the start test text to image R@1/5/10" in (folder / "runs/mine/log.txt").read_text(
         encoding="utf-8"
     )
+
+
+@pytest.mark.parametrize("falls", [True, False])
+def test_the_end_says_that_the_scores_fell(
+    tuned: tuple[Path, TrainOutcome], monkeypatch: pytest.MonkeyPatch, falls: bool
+) -> None:
+    folder, outcome = tuned
+    monkeypatch.chdir(folder)
+    before, after = (0.5, 0.4) if falls else (0.4, 0.5)
+    scores = [
+        {**mapping(outcome.evaluation), **dict.fromkeys(RECALLS, recall)}
+        for recall in (before, after)
+    ]
+    ended = replace(outcome, start_evaluation=scores[0], evaluation=scores[1])
+    told = "Training made the model worse" in "\n".join(summary(ended))
+    logged = log_line({**ended.to_dict(), "type": "finished"}).endswith("better model")
+    assert told == logged == falls
 
 
 def test_the_change_is_between_what_each_model_scores_alone(

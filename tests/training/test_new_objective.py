@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import lapclip
 from lapclip.runs.events import read_events
-from lapclip.runs.folder import Run
 from lapclip.runs.view import view_of
 
-from ..conftest import SMALL, set_flags
+from ..changed_copy import ChangedCopy
 
 OBJECTIVE = '''
 from typing import ClassVar
@@ -53,22 +47,11 @@ BEFORE = "    symbol_dropout: float"
 
 @pytest.mark.parametrize("extra", [[], ["train.micro_batch=6"], ["train.shards=2"]], ids=str)
 def test_a_new_objective_takes_its_file_and_a_setting(tmp_path: Path, extra: list[str]) -> None:
-    source = tmp_path / "src" / "lapclip"
-    shutil.copytree(Path(lapclip.__file__).parent, source)
-    file, config = source / "training" / "objectives" / "brightness.py", source / "config.py"
-    assert not file.exists()
-    file.write_text(OBJECTIVE, encoding="utf-8")
-    settings = config.read_text(encoding="utf-8")
-    assert settings.count(BEFORE) == 1
-    config.write_text(settings.replace(BEFORE, SETTING + BEFORE), encoding="utf-8")
-
-    flags = set_flags(*SMALL, "train.brightness=20", "train.steps=30", *extra)
-    start = [sys.executable, "-m", "lapclip", "train", "--name", "new", *flags]
-    environment = {**os.environ, "PYTHONPATH": str(source.parent)}
-    done = subprocess.run(start, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-    run = Run(tmp_path / "runs" / "new")
+    copy = ChangedCopy(tmp_path)
+    copy.add("training/objectives/brightness.py", OBJECTIVE)
+    copy.insert("config.py", BEFORE, SETTING)
+    run = copy.train("train.brightness=20", "train.steps=30", *extra)
+    assert len(copy.touched) == 2
     steps = [event for event in read_events(run.events) if event["type"] == "step"]
     assert len(steps) == 30
     assert steps[-1]["brightness_loss"] < 0.5 * steps[0]["brightness_loss"]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from lapclip.data.dataset import Pairs
+from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.cpu import Cpu
@@ -122,6 +124,45 @@ def test_minutes_count_the_cheap_part_at_its_own_price(
 
     monkeypatch.setattr(minutes, "time_step", price)
     assert minutes.time_mean_step(trial, share) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("loading_seconds", "final_seconds", "steps"),
+    [(0.0, 0.0, 50), (0.0, 20.0, 30), (2.0, 0.0, 25), (0.0, 90.0, 1)],
+)
+def test_minutes_count_loading_and_the_last_scores(
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    loading_seconds: float,
+    final_seconds: float,
+    steps: int,
+) -> None:
+    monkeypatch.setattr(minutes, "time_step", lambda trial, number: 1.0)
+    monkeypatch.setattr(minutes, "time_loading", lambda trial: loading_seconds)
+    monkeypatch.setattr(minutes, "time_evaluation", lambda trial: 10.0)
+    monkeypatch.setattr(minutes, "time_final_scores", lambda trial: final_seconds)
+    own = ["train.steps=0", "train.evaluate_every_epochs=1000000"]
+    assert prepared("first-run", [*SMALL, *own], 1.0).config.train.steps == pytest.approx(
+        steps, abs=1
+    )
+
+
+def test_the_last_scores_are_timed_through_whole_towers(
+    here: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = ["train.image_blocks=0", "train.text_blocks=0", "train.views=1"]
+    parts = prepared("first-run", [*SMALL[1:], f"train.start={trained}", *frozen])
+    counted: list[tuple[type, int]] = []
+
+    def score(embedder: Embedder, pairs: Pairs, batch_size: int) -> None:
+        counted.append((type(embedder), len(pairs)))
+
+    monkeypatch.setattr(minutes, "score", score)
+    monkeypatch.setattr(minutes, "TIMED_PAIRS", 50)
+    minutes.time_final_scores(parts)
+    assert counted == [(Embedder, 50)]
+    # The best model, the start, and the calibration on val.
+    assert minutes.count_final_passes(parts) == 3
 
 
 def test_a_run_says_how_long_each_phase_before_it_took(here: Path) -> None:

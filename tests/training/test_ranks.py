@@ -781,7 +781,7 @@ def last_embeddings(path: Path) -> Iterator[None]:
         return final
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lapclip.training.trainer.embed_final", embed)
+        patch.setattr("lapclip.training.final_scores.embed_final", embed)
         yield
 
 

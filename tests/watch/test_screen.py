@@ -11,6 +11,7 @@ import filelock
 import pytest
 from rich.console import Console
 
+from lapclip.cli.runs import runs as list_runs
 from lapclip.runs.folder import Run
 from lapclip.runs.follow import FollowedRun
 from lapclip.runs.view import RunView
@@ -103,6 +104,19 @@ def test_wide_windows_stand_panels_side_by_side_and_narrow_ones_stack_them(tmp_p
     assert (
         len(drawn(view, 80).splitlines()) <= 23
     )  # a window of 24 lines holds it, with the line of keys
+
+
+def test_a_run_that_ended_early_is_shown_as_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    end = {"type": "finished", "time": 400.0, "step": 106, "early": "no better score"}
+    view = view_of(tmp_path, "mine", [*trained(106), end])
+    text = words(drawn(view, 100))
+    assert "ended early, after step 106 of 200" in text
+    assert "53%" not in text
+    list_runs()
+    assert "finished     106 (early)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("width", WIDTHS)

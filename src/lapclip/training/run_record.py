@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import torch
 from lapclip import __version__
 from lapclip.data.dataset import save_seen
 from lapclip.data.tokenizers import save_tokenizer
+from lapclip.errors import LapclipError, LostRank
 from lapclip.evaluation.hubness import draw_bank, save_bank
 from lapclip.machine import facts, system_memory
 from lapclip.measure.phases import Laps
@@ -20,6 +22,7 @@ from lapclip.runs import events
 from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run
 from lapclip.runs.summary import tower_devices
+from lapclip.together import is_restarted
 from lapclip.training.checkpoint import save_model
 from lapclip.training.objectives.contrastive import LOSSES
 from lapclip.training.outcome import TrainOutcome
@@ -47,9 +50,7 @@ def save_start(run: Run, parts: RunParts) -> None:
     run.write_settings(saved_settings(parts))
 
 
-def started_event(
-    trainer: Trainer, parts: RunParts, notes: list[str], laps: Laps
-) -> events.Started:
+def started_event(trainer: Trainer, parts: RunParts, laps: Laps) -> events.Started:
     """Return the event that begins a run."""
     device, train, model = parts.device, parts.config.train, parts.step.model
     held_bytes = system_memory.memory_bytes() if device.is_cpu else device.peak_memory_bytes()
@@ -58,8 +59,11 @@ def started_event(
         "torch": torch.__version__,
         "numpy": importlib.metadata.version("numpy"),
     }
+    notes = [*parts.notes, *company(trainer.run, trainer.ranks)]
+    if parts.config.work.polite:
+        notes.append(POLITE_NOTE)
     return events.Started(
-        notes=[*notes, *company(trainer.run, trainer.ranks)],
+        notes=notes,
         config=asdict(parts.config),
         reasons=parts.reasons,
         machine=facts.machine_facts(),
@@ -152,6 +156,19 @@ def record_end(trainer: Trainer, scores: FinalScores) -> None:
             early=trainer.ended_early,
         )
     )
+
+
+def record_failure(trainer: Trainer, error: Exception) -> None:
+    """Write the event of a run that failed."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, LostRank):
+        # Ranks wait for each other before an update or after it: it is never half-done.
+        with suppress(Exception):
+            trainer.save()
+        if is_restarted(error):
+            text = error.message
+    with suppress(LapclipError):
+        trainer.log.append(events.Failed(step=trainer.progress.step, error=text))
 
 
 def outcome_of(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from lapclip.data.batches import Batch, BatchPlan
 from lapclip.data.dataset import DataSet
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.embedder import Embedder
-from lapclip.errors import LapclipError, LostRank, RunError
+from lapclip.errors import RunError
 from lapclip.machine.choose_device import device_of, prepare_device
 from lapclip.machine.device import Device
 from lapclip.machine.polite import PolitePauses
@@ -27,16 +26,10 @@ from lapclip.measure.phases import Laps, Stopwatch, measures_phases
 from lapclip.runs import events
 from lapclip.runs.events import Event, EventLog, read_events
 from lapclip.runs.folder import Run
-from lapclip.together import is_restarted
-from lapclip.training import checkpoint, ranks_in_a_run, run_record
+from lapclip.training import checkpoint, final_scores, ranks_in_a_run, run_record
 from lapclip.training.checkpoint import Progress
 from lapclip.training.feed import feed
-from lapclip.training.final_scores import (
-    FinalScores,
-    calibrate_search,
-    compute_final_scores,
-    embed_final,
-)
+from lapclip.training.final_scores import FinalScores
 from lapclip.training.frozen_features import CachedFeatures, with_features
 from lapclip.training.held_out_scores import evaluate_held_out
 from lapclip.training.initial_weights import InitialWeights
@@ -121,11 +114,8 @@ class Trainer:
         parts = prepare(request, callbacks, ranks, laps)
         run_record.save_start(run, parts)
         trainer = cls.of_parts(run, parts, callbacks, ranks, began)
-        notes = list(parts.notes)
-        if parts.config.work.polite:
-            notes.append(run_record.POLITE_NOTE)
         laps.lap("folder")
-        trainer.first_event = run_record.started_event(trainer, parts, notes, laps)
+        trainer.first_event = run_record.started_event(trainer, parts, laps)
         return trainer
 
     @classmethod
@@ -143,7 +133,7 @@ class Trainer:
         skipped = trainer.load_newest()
         laps.lap("set-up")
         if skipped is None:  # killed before its first step
-            trainer.first_event = run_record.started_event(trainer, parts, parts.notes, laps)
+            trainer.first_event = run_record.started_event(trainer, parts, laps)
         else:
             shards = saved["train"].get("shards", 1)
             trainer.first_event = run_record.resumed_event(trainer, skipped, shards)
@@ -196,7 +186,7 @@ class Trainer:
             try:
                 scores = self.run_to_end()
             except Exception as error:
-                self.record_failure(error)
+                run_record.record_failure(self, error)
                 raise
             self.rank_reports.record_truth(self.run)
             seconds = time.perf_counter() - self.began
@@ -302,16 +292,16 @@ class Trainer:
 
     def finish(self) -> FinalScores:
         """Score the best model on the final split, and record the end of the run."""
-        vectors = embed_final(self)
+        vectors = final_scores.embed_final(self)
         if not self.ranks.writes:
             return FinalScores({})  # the rank that writes has them
         ranks_in_a_run.close_ranks(self)
-        scores = compute_final_scores(self, vectors)
+        scores = final_scores.compute_final_scores(self, vectors)
         run_record.record_end(self, scores)
         checkpoint.keep_newest(
             self.run.checkpoints, 1
         )  # another was needed only in case of a failure
-        calibrate_search(self, vectors)
+        final_scores.calibrate_search(self, vectors)
         return scores
 
     def save(self) -> None:
@@ -378,18 +368,6 @@ class Trainer:
     def restore(self) -> list[str] | None:
         """Load the newest good checkpoint on all ranks."""
         return ranks_in_a_run.restore_together(self, self.load_newest)
-
-    def record_failure(self, error: Exception) -> None:
-        """Record why the run failed."""
-        text = str(error) or type(error).__name__
-        if isinstance(error, LostRank):
-            # Ranks wait for each other before an update or after it: it is never half-done.
-            with suppress(Exception):
-                self.save()
-            if is_restarted(error):
-                text = error.message
-        with suppress(LapclipError):
-            self.log.append(events.Failed(step=self.progress.step, error=text))
 
     def advance(self, **changes: Any) -> None:
         """Change `progress`."""
