@@ -132,7 +132,7 @@ def test_a_run_whose_data_is_gone_does_not_go_to_the_background(here: Path) -> N
     photos(here / "photos")
     train(
         "photos",
-        [*SMALL, "data.source=photos", "train.cheap_size=0"],
+        [*SMALL, f"data.source={here / 'photos'}", "train.cheap_size=0"],
         name="mine",
         callbacks=stop_after(1, "mine"),
     )
@@ -229,6 +229,7 @@ def test_resume_in_the_background_goes_on_with_the_run_that_was_the_newest(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = prepared_run("mine", {"run": {"format": 1}})
+    Path("photos").mkdir()
     for given, words in (
         ([], ["--", "mine"]),
         (["mine"], ["--", "mine"]),

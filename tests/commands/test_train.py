@@ -292,11 +292,6 @@ def test_evaluation_can_be_repeated_and_the_model_loads(here: Path) -> None:
     np.testing.assert_allclose(np.linalg.norm(text, axis=1), 1, rtol=1e-5)
 
 
-def _stop_at_once(event) -> None:
-    if event.type == "checkpoint":
-        find_run(None).ask_to_stop()
-
-
 def test_the_log_takes_names_that_are_no_text(tmp_path: Path) -> None:
     config = build_config([read_recipe("first-run"), parse_settings(SMALL)], SHAPES)
     said = Resumed(

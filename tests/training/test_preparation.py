@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import threading
 import tomllib
 from pathlib import Path
@@ -23,6 +22,13 @@ from lapclip.training.step import TrainStep
 from ..conftest import SMALL
 from ..small_runs import prepared, train
 
+RARELY, EACH = "train.evaluate_every_epochs=1000000", "train.evaluate_every_epochs=1"
+
+
+def fix_prices(patch: pytest.MonkeyPatch, *seconds: float) -> None:
+    for name, price in zip(("step", "loading", "evaluation", "final_scores"), seconds, strict=True):
+        patch.setattr(minutes, f"time_{name}", lambda *_, price=price: price)
+
 
 def test_minutes_become_steps_once(here: Path) -> None:
     outcome = train("first-run", [*SMALL, "train.steps=0"], minutes=0.05, name="run")
@@ -33,26 +39,43 @@ def test_minutes_become_steps_once(here: Path) -> None:
         train("first-run", SMALL, minutes=1.0)
 
 
-def test_short_epochs_are_not_all_evaluated_within_minutes(here: Path) -> None:
-    short = [*SMALL, "train.steps=0", "train.batch_size=64"]  # an epoch is one step
-    setup = prepared("first-run", short, 2.0)
-    steps, every = setup.config.train.steps, setup.config.train.evaluate_every_epochs
-    assert 1 < steps / every <= minutes.MAX_EVALUATIONS + 1
-    asked = prepared("first-run", [*short, "train.evaluate_every_epochs=1"], 2.0)
-    assert asked.config.train.evaluate_every_epochs == 1
+@pytest.mark.parametrize(
+    ("settings", "limit", "seconds", "steps", "every"),
+    [
+        # seconds: of a step, of loading a batch, of an evaluation, of the final scores
+        ([RARELY], 1.0, (1.0, 0.0, 10.0, 0.0), 50, 10**6),
+        ([RARELY], 1.0, (1.0, 0.0, 10.0, 20.0), 30, 10**6),
+        ([RARELY], 1.0, (1.0, 2.0, 10.0, 0.0), 25, 10**6),
+        ([RARELY], 1.0, (1.0, 0.0, 10.0, 90.0), 1, 10**6),
+        # An epoch is one step: not all epochs are evaluated, unless the user wants that.
+        (["train.batch_size=64"], 2.0, (0.1, 0.0, 0.4, 0.0), 996, 30),
+        (["train.batch_size=64", EACH], 2.0, (0.1, 0.0, 0.4, 0.0), 239, 1),
+    ],
+)
+def test_minutes_count_loading_evaluations_and_the_final_scores(
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: list[str],
+    limit: float,
+    seconds: tuple[float, ...],
+    steps: int,
+    every: int,
+) -> None:
+    fix_prices(monkeypatch, *seconds)
+    train = prepared("first-run", [*SMALL, "train.steps=0", *settings], limit).config.train
+    assert train.steps == pytest.approx(steps, abs=1)
+    assert train.evaluate_every_epochs == every
 
 
-def test_minutes_that_are_too_few_or_stand_beside_epochs_are_said() -> None:
-    settings = [*SMALL, "train.steps=0", "train.epochs=3"]
-    setup = prepared("first-run", settings, 0.0001)
-    assert setup.config.train.steps == 1
-    few, epochs = setup.notes
-    assert epochs == "train.epochs is not used: the run is to take 0.0001 minutes"
-    assert few.startswith("0.0001 minutes are enough for 1 step; ")
-    least = max(
-        2 * setup.plan.steps_per_epoch, minutes.MIN_STEPS
-    )  # two epochs of this are eight steps
-    assert re.search(rf"; {least} or more are better, and take about 0\.\d minutes$", few)
+def test_minutes_that_are_too_few_or_stand_beside_epochs_are_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fix_prices(monkeypatch, 0.5, 0.0, 1.0, 2.0)
+    setup = prepared("first-run", [*SMALL, RARELY, "train.steps=0", "train.epochs=3"], 0.01)
+    assert setup.notes == [
+        "0.01 minutes are enough for 1 step; 40 or more are better, and take about 0.4 minutes",
+        "train.epochs is not used: the run is to take 0.01 minutes",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -124,27 +147,6 @@ def test_minutes_count_the_cheap_part_at_its_own_price(
 
     monkeypatch.setattr(minutes, "time_step", price)
     assert minutes.time_mean_step(trial, share) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize(
-    ("loading_seconds", "final_seconds", "steps"),
-    [(0.0, 0.0, 50), (0.0, 20.0, 30), (2.0, 0.0, 25), (0.0, 90.0, 1)],
-)
-def test_minutes_count_loading_and_the_last_scores(
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    loading_seconds: float,
-    final_seconds: float,
-    steps: int,
-) -> None:
-    monkeypatch.setattr(minutes, "time_step", lambda trial, number: 1.0)
-    monkeypatch.setattr(minutes, "time_loading", lambda trial: loading_seconds)
-    monkeypatch.setattr(minutes, "time_evaluation", lambda trial: 10.0)
-    monkeypatch.setattr(minutes, "time_final_scores", lambda trial: final_seconds)
-    own = ["train.steps=0", "train.evaluate_every_epochs=1000000"]
-    assert prepared("first-run", [*SMALL, *own], 1.0).config.train.steps == pytest.approx(
-        steps, abs=1
-    )
 
 
 def test_the_last_scores_are_timed_through_whole_towers(

@@ -84,31 +84,73 @@ def undisturbed(here: Path, whole: dict[int, float]) -> dict[int, float]:
     return whole
 
 
-def test_out_of_memory_in_the_forward_pass_halves_the_micro_batch(
-    undisturbed: dict, monkeypatch: pytest.MonkeyPatch
+def fail_in_forward(patch: pytest.MonkeyPatch, *at: int) -> None:
+    patch.setattr(
+        ImageTower, "forward", failing(ImageTower.forward, *at, counts=torch.is_grad_enabled)
+    )
+
+
+def fail_in_evaluation(patch: pytest.MonkeyPatch, *at: int) -> None:
+    forward = failing(ImageTower.forward, *at, counts=torch.is_inference_mode_enabled)
+    patch.setattr(ImageTower, "forward", forward)
+
+
+def fail_in_backward(patch: pytest.MonkeyPatch, at: int) -> None:
+    real, calls = Objectives.loss, iter(range(1, 1000))
+
+    def sometimes(*arguments):
+        loss = real(*arguments)
+        if next(calls) == at:
+            return replace(loss, total=FailsInBackward.apply(loss.total))
+        return loss
+
+    patch.setattr(Objectives, "loss", sometimes)
+
+
+def fail_in_update(patch: pytest.MonkeyPatch, *at: int) -> None:
+    def spoil(optimizer: torch.optim.AdamW, *_: object) -> None:
+        for group in optimizer.param_groups:
+            group["params"][0].data.add_(1.0)
+        no_memory()
+
+    patch.setattr(AdamW, "step", failing(AdamW.step, *at, fail=spoil))
+
+
+ONCE = [*range(1, 13)]
+
+
+@pytest.mark.parametrize(
+    ("fail", "calls", "fell_back", "steps"),
+    [
+        (fail_in_forward, [5], [(4, 8)], ONCE),  # nothing that was done is lost, or done twice
+        (fail_in_forward, [5, 6], [(4, 8), (4, 4)], ONCE),
+        (fail_in_backward, [7], [(6, 8)], ONCE),
+        (fail_in_evaluation, [2], [(4, 8)], ONCE),
+        # A half-made update is undone from the newest checkpoint.
+        (fail_in_update, [7], [(4, 8)], [*range(1, 6), *range(5, 13)]),
+    ],
+)
+def test_out_of_memory_halves_the_micro_batch_and_keeps_the_result(
+    undisturbed: dict,
+    monkeypatch: pytest.MonkeyPatch,
+    fail: Callable[..., None],
+    calls: list[int],
+    fell_back: list[tuple[int, int]],
+    steps: list[int],
 ) -> None:
-    monkeypatch.setattr(
-        ImageTower, "forward", failing(ImageTower.forward, 5, counts=torch.is_grad_enabled)
-    )
-    outcome = train_small()
+    fail(monkeypatch, *calls)
+    outcome = train_small("train.checkpoint_every_epochs=1")
     assert outcome.state == "finished"
-    (fell_back,) = events("fell_back")
-    assert (fell_back["step"], fell_back["cause"]) == (
-        4,
-        "out of memory",
-    )  # nothing that was done is lost
-    assert fell_back["change"] == {"micro_batch": 8}
-    assert (
-        "micro_batch 16 becomes 8, the result stays the same; going on after step 4"
-        in fell_back["text"]
-    )
-    assert fell_back["text"] in Path("runs/run/log.txt").read_text()
-    assert [event["step"] for event in events("step")] == list(
-        range(1, 13)
-    )  # and nothing is done twice
-    assert {number: losses()[number] for number in range(1, 6)} == {
-        number: undisturbed[number] for number in range(1, 5)
-    } | {5: pytest.approx(undisturbed[5], rel=1e-6)}
+    found = events("fell_back")
+    assert [(event["step"], event["change"]["micro_batch"]) for event in found] == fell_back
+    assert {event["cause"] for event in found} == {"out of memory"}
+    assert "micro_batch 16 becomes 8, the result stays the same; going on after" in found[0]["text"]
+    assert found[0]["text"] in Path("runs/run/log.txt").read_text()
+    assert [event["step"] for event in events("step")] == steps
+    assert events("evaluation")[-1]["step"] == 12
+    first = fell_back[0][0]
+    before = {number: loss for number, loss in losses().items() if number <= first}
+    assert before == {number: undisturbed[number] for number in before}
     assert losses() == close_to(undisturbed)
 
 
@@ -150,68 +192,6 @@ def test_out_of_memory_before_the_first_step_is_explained(
     ):
         train_small()
     assert Run(Path("runs/run")).never_began
-
-
-def test_out_of_memory_in_the_backward_pass_keeps_every_step(
-    undisturbed: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, calls = Objectives.loss, iter(range(1, 1000))
-
-    def sometimes(*arguments):
-        loss = real(*arguments)
-        if next(calls) == 7:
-            return replace(loss, total=FailsInBackward.apply(loss.total))
-        return loss
-
-    monkeypatch.setattr(Objectives, "loss", sometimes)
-    train_small()
-    (fell_back,) = events("fell_back")
-    assert (fell_back["step"], fell_back["change"]) == (6, {"micro_batch": 8})
-    assert losses() == close_to(undisturbed)
-
-
-def test_a_half_made_update_is_undone_from_the_newest_checkpoint(
-    undisturbed: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def spoil(optimizer: torch.optim.AdamW, *_: object) -> None:
-        for group in optimizer.param_groups:
-            group["params"][0].data.add_(1.0)
-        no_memory()
-
-    monkeypatch.setattr(AdamW, "step", failing(AdamW.step, 7, fail=spoil))
-    train_small("train.checkpoint_every_epochs=1")
-    (fell_back,) = events("fell_back")
-    assert (fell_back["step"], fell_back["change"]) == (4, {"micro_batch": 8})
-    assert [event["step"] for event in events("step")] == [*range(1, 6), *range(5, 13)]
-    assert losses() == close_to(undisturbed)
-
-
-def test_memory_that_runs_out_twice_halves_twice(
-    undisturbed: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        ImageTower, "forward", failing(ImageTower.forward, 5, 6, counts=torch.is_grad_enabled)
-    )
-    train_small()
-    assert [event["change"] for event in events("fell_back")] == [
-        {"micro_batch": 8},
-        {"micro_batch": 4},
-    ]
-    assert losses() == close_to(undisturbed)
-
-
-def test_out_of_memory_in_an_evaluation_does_not_lose_the_evaluation(
-    undisturbed: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        ImageTower,
-        "forward",
-        failing(ImageTower.forward, 2, counts=torch.is_inference_mode_enabled),
-    )
-    train_small()
-    assert len(events("fell_back")) == 1
-    assert events("evaluation")[-1]["step"] == 12
-    assert losses() == close_to(undisturbed)
 
 
 def test_one_pair_at_a_time_ends_with_the_figures(

@@ -25,6 +25,7 @@ from lapclip.text import duration
 from lapclip.together import machines_wanted, resume_together
 
 if TYPE_CHECKING:
+    from lapclip.runs.folder import TrainRequest
     from lapclip.training.outcome import TrainOutcome
 
 
@@ -125,27 +126,29 @@ def train(
         raise ConfigError(
             "--background cannot be had under torchrun.", hint="nohup torchrun ... &, or a terminal"
         )
-    if barred := [caption for caption in ask if "|" in caption]:
-        raise ConfigError(
-            f"--ask {barred[0]!r}: a caption that is followed holds no vertical bar.",
-            hint="--ask twice",
-        )
+    for caption in ask:
+        if "|" in caption:
+            raise ConfigError(
+                f"--ask {caption!r}: a caption that is followed holds no vertical bar.",
+                hint="--ask twice",
+            )
 
-    def asked() -> tuple[str, tuple[str, ...]]:
-        """The recipe, and all settings that differ from it."""
+    def make_request() -> TrainRequest:
+        """Return the recipe, and all settings that differ from it."""
         for model in (start, teacher):
             have_model(model, yes=yes)
-        own = *["work.polite=true"] * polite, *[f"work.ask={'|'.join(ask)}"] * bool(ask)
-        named = *source_setting(data), *start_setting(start), *teacher_setting(teacher)
-        flags = flag_settings(
-            {"device": device, "batch_size": batch_size, "epochs": epochs, "lr": lr}
-        )
-        return recipe_for(data, recipe, start), (*named, *settings, *flags, *own)
+        flags = {"device": device, "batch_size": batch_size, "epochs": epochs, "lr": lr}
+        named = [*source_setting(data), *start_setting(start), *teacher_setting(teacher)]
+        all_settings = [*named, *settings, *flag_settings(flags)]
+        if polite:
+            all_settings.append("work.polite=true")
+        if ask:
+            all_settings.append(f"work.ask={'|'.join(ask)}")
+        return TrainRequest(recipe_for(data, recipe, start), tuple(all_settings), minutes)
 
     if under_torchrun():
-        return _train_together(asked, minutes, name, common)
-    recipe, settings = asked()
-    request = TrainRequest(recipe, settings, minutes)
+        return _train_together(make_request, name, common)
+    request = make_request()
     if background:
         from lapclip.commands.background import train_in_background
         from lapclip.commands.choose_recipe import check_early  # brings numpy
@@ -163,7 +166,7 @@ def train(
         if machines is not None:
             from lapclip.commands.join import host, offer_new
 
-            offer = offer_new(recipe, settings, minutes, name, machines, shown.data_progress)
+            offer = offer_new(request, name, machines, shown.data_progress)
             shown.close()
             return host(offer, machines, address, own_arguments(), name, TogetherDisplay())
         with loading():
@@ -176,30 +179,28 @@ def train(
 
 
 def _train_together(
-    asked: Callable[[], tuple[str, tuple[str, ...]]],
-    minutes: float | None,
-    name: str | None,
-    common: Common | None,
+    make_request: Callable[[], TrainRequest], name: str | None, common: Common | None
 ) -> int:
-    """Train on one of the ranks that torchrun started. Only the one that writes looks at what was asked for."""
+    """Train on one of the ranks that torchrun started. Only the one that writes makes the request."""
     from lapclip.commands.resume import resume
     from lapclip.commands.train import train as train_run
-    from lapclip.runs.folder import TrainRequest
     from lapclip.training.ranks_in_a_run import take_part
     from lapclip.training.request import Callbacks
 
     with display() as shown:
         callbacks = Callbacks([shown], shown.data_progress, shown.tuning_progress)
         outcome = take_part(
-            lambda ranks: train_run(TrainRequest(*asked(), minutes), name, callbacks, ranks),
+            lambda ranks: train_run(make_request(), name, callbacks, ranks),
             lambda run, ranks, again: resume(str(run.path), callbacks, detached=again, ranks=ranks),
         )
     return 0 if outcome is None else report_outcome(outcome, common)
 
 
 def report_outcome(outcome: TrainOutcome, common: Common | None, whole: str = "in all") -> int:
-    """Print how a run ended. One that is stopped only to meet other computers has no result yet: its agent starts it
-    again, or says why not."""
+    """Print how a run ended. `whole` says what its wall clock counts.
+
+    A run that stopped only to meet other computers has no result yet: its agent starts it again.
+    """
     if outcome.exit_status == 128 + signal.SIGTERM and machines_wanted():
         print(
             f"Saved after step {outcome.steps:,} of {outcome.run}: the computers meet again.",
@@ -211,14 +212,25 @@ def report_outcome(outcome: TrainOutcome, common: Common | None, whole: str = "i
 
 
 def summary(outcome: TrainOutcome, whole: str = "in all") -> list[str]:
-    """The end of a run, for a person; `whole` says what its seconds are of."""
+    """Return the end of a run as lines. `whole` says what its wall clock counts."""
     name = outcome.run.replace("\\", "/").removeprefix("runs/")
     if outcome.evaluation is None:
         return [
             f"Stopped after step {outcome.steps:,} of {outcome.run}; everything is saved.",
             f"Go on: {escape(typed(resume_together(name)))}",
         ]
-    device = outcome.devices["image"]
+    seconds = (
+        f"{duration(outcome.training_seconds)} of training, {duration(outcome.seconds)} {whole}"
+    )
+    kept = f"that of step {outcome.best_step:,} of {outcome.steps:,}, which did best on val"
+    facts = [
+        f"time          {seconds}",
+        f"speed         {outcome.pairs_per_second:,.0f} pairs/s on {outcome.devices['image']}",
+        f"peak memory   {outcome.peak_memory_bytes / 1e9:.2f} GB",
+        f"model kept    {kept}",
+    ]
+    if outcome.early:
+        facts.append(f"ended early   {outcome.early}")
     return [
         *recall_table(outcome.evaluation),
         *start_lines(outcome.start_evaluation),
@@ -227,15 +239,11 @@ def summary(outcome: TrainOutcome, whole: str = "in all") -> list[str]:
         *note_on_few(outcome.evaluation["candidates"]),
         *note_on_chance(outcome.evaluation),
         "",
-        f"time          {duration(outcome.training_seconds)} of training, {duration(outcome.seconds)} {whole}",
-        f"speed         {outcome.pairs_per_second:,.0f} pairs/s on {device}",
-        f"peak memory   {outcome.peak_memory_bytes / 1e9:.2f} GB",
-        f"model kept    that of step {outcome.best_step:,} of {outcome.steps:,}, which did best on val",
-        *[f"ended early   {outcome.early}"] * bool(outcome.early),
+        *facts,
         f"run           {outcome.run}",
         "",
         f"Next: {escape(typed(evaluation_command(outcome, name)))}",
-        *_further(outcome, name),
+        *(f"      {line}" for line in _further(outcome, name)),
     ]
 
 
@@ -258,22 +266,17 @@ def evaluation_command(outcome: TrainOutcome, name: str) -> str:
 
 
 def _further(outcome: TrainOutcome, name: str) -> list[str]:
+    """Return what else can be done with a run."""
     from lapclip.data.sources import find_source
     from lapclip.runs.folder import Run
 
-    if not find_source(outcome.data).is_drawn:
-        find = (
-            [command("search", outcome.data, "--model", name, "--web")]
-            if Path(outcome.data).is_dir()
-            else []
-        )
-        return [
-            *(f"      {escape(typed(each))}" for each in [*find, command("report", name)]),
-            f"      or, in Python: lapclip.load({outcome.run!r})",
-        ]
-    run = Run(Path(outcome.run))
-    longer = "longer" if not run.path.with_name("longer").exists() else run.next_name()
-    return [
-        f"      {escape(typed(train_command(run.read_settings(), 'train.minutes=10', name=longer)))}",
-        f"      or, in Python: lapclip.load({outcome.run!r}).encode_text(['a red cat on the left'])",
-    ]
+    in_python = f"or, in Python: lapclip.load({outcome.run!r})"
+    if find_source(outcome.data).is_drawn:
+        run = Run(Path(outcome.run))
+        longer = "longer" if not run.path.with_name("longer").exists() else run.next_name()
+        again = train_command(run.read_settings(), "train.minutes=10", name=longer)
+        return [escape(typed(again)), f"{in_python}.encode_text(['a red cat on the left'])"]
+    commands = [command("report", name)]
+    if Path(outcome.data).is_dir():
+        commands.insert(0, command("search", outcome.data, "--model", name, "--web"))
+    return [*(escape(typed(line)) for line in commands), in_python]

@@ -111,21 +111,13 @@ class Offer:
 
 def offer_comparison(machines: int, data: DataProgress) -> Offer:
     """A comparison, with the settings and the data of the first run: nothing has to be brought over."""
-    return replace(offer_new("first-run", (), None, None, machines, data), compares=True)
+    return replace(offer_new(TrainRequest("first-run"), None, machines, data), compares=True)
 
 
-def offer_new(
-    recipe: str,
-    settings: Sequence[str],
-    minutes: float | None,
-    name: str | None,
-    machines: int,
-    data: DataProgress,
-) -> Offer:
+def offer_new(asked: TrainRequest, name: str | None, machines: int, data: DataProgress) -> Offer:
     """A new run. What cannot be trained is refused here, before anyone is invited."""
     check_name(name)
-    asked = read_request(TrainRequest(recipe, tuple(settings), minutes))
-    request = fit_ranks(asked, machines, together=True)
+    request = fit_ranks(read_request(asked), machines, together=True)
     candidates(request.config.train)
     made = gather(Context(request), data)
     return Offer(made.config, made.data)

@@ -1,9 +1,10 @@
-"""Checkpoints, atomic, checked and complete; and models as files.
+"""Checkpoints, atomic and checked; and models as files.
 
-A checkpoint is a folder `step-00000120` with the weights and the optimiser's state as safetensors, and state.json with
-the position of the run and the SHA-256 of each file. It is written under another name, flushed to disk and renamed, so
-that a folder of that name is whole; the checksums catch what happens to it later. A step that is saved again, as by a
-pause right after a checkpoint, replaces its folder, which is `step-00000120.before` until the new one has its name.
+A checkpoint is a folder `step-00000120` with the weights and the optimizer's state as safetensors, and
+state.json with the position of the run and the SHA-256 of each file. It is written under another name,
+flushed to disk and renamed, so a folder of that name is complete; the checksums detect later damage. A
+step that is saved again, as by a pause right after a checkpoint, replaces its folder, which is called
+`step-00000120.before` until the new one has its name.
 """
 
 from __future__ import annotations
@@ -30,26 +31,22 @@ from lapclip.paths import digest_of_file, digest_of_json
 from lapclip.suggest import command
 from lapclip.training.recovery import cause_of
 
-CHECKPOINTS = 2
-"""How many a run has: the newest, and the one before it."""
-BEST = {"best_score": float, "best_step": int}
-"""What of a run's progress is about its best model."""
-ABOUT = "lapclip"
-"""The entry of a weights file that says of which step it is."""
-BEFORE = ".before"
-"""Ends the name of a checkpoint whose step is being saved again."""
+CHECKPOINTS = 2  # kept: the newest, and the one before it
+BEST = {"best_score": float, "best_step": int}  # fields of a run's progress about its best model
+ABOUT = "lapclip"  # metadata of a weights file: the step and the score of the model
+BEFORE = ".before"  # suffix of a checkpoint whose step is being saved again
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come. With the weights, the optimiser and run.toml this is all that training depends on."""
+    """Position of a run. With the weights, the optimizer and run.toml it is all that training depends on."""
 
     step: int = 0
     training_seconds: float = 0.0
     best_score: float = -1.0
     best_step: int = 0
-    """The first step with the best score, whose model is kept."""
+    """First step with the best score, whose model is kept. 0 before the first evaluation."""
 
 
 def save_checkpoint(
@@ -59,17 +56,16 @@ def save_checkpoint(
     progress: Progress,
     others: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> Path:
-    """Write a checkpoint, then remove the ones it replaces. If it cannot be written, the earlier ones stay.
+    """Write a checkpoint, then remove older ones. If it cannot be written, they stay.
 
-    `others` are tensors beside the optimiser's that a step depends on.
+    `others` are tensors that a step depends on, beside the optimizer's.
     """
     final = folder / f"step-{progress.step:08d}"
     before = final.with_suffix(BEFORE)
     partial = paths.hidden_path(final)
     try:
-        for stale in folder.glob(
-            ".step-*.partial"
-        ):  # what a killed process had begun; the run's lock makes this safe
+        # What a killed process had begun. The run's lock makes this safe.
+        for stale in folder.glob(".step-*.partial"):
             shutil.rmtree(stale, ignore_errors=True)
         partial.mkdir(parents=True)
         save_tensors(trainable_state(model), partial / WEIGHTS)
@@ -84,14 +80,12 @@ def save_checkpoint(
         (partial / STATE).write_text(text, encoding="utf-8")
         paths.flush(partial / STATE)
         paths.flush(partial)
-        if (
-            final.exists()
-        ):  # no system renames onto a folder that is not empty, and Windows onto none
+        # No system renames onto a folder that is not empty, and Windows onto none.
+        if final.exists():
             if before.exists():
                 paths.remove_whole(before)
-            paths.replace(
-                final, before
-            )  # still listed, so that there is a whole one at every moment
+            # It is still listed, so there is a complete one at every moment.
+            paths.replace(final, before)
         try:
             paths.replace(partial, final)
         except OSError:
@@ -107,20 +101,24 @@ def save_checkpoint(
 
 
 def keep_newest(folder: Path, count: int) -> None:
-    """Remove all checkpoints but the newest ones, and what a second save of a step replaced."""
-    found = list_checkpoints(folder)
-    replaced = [path for path in found if path.suffix == BEFORE and path.with_suffix("") in found]
-    whole = [path for path in found if path not in replaced]
-    for old in [*replaced, *whole[:-count]]:
-        with suppress(OSError):  # what another program holds goes at the next save
+    """Remove all checkpoints but the newest, and those that a second save of their step replaced."""
+    checkpoints = list_checkpoints(folder)
+    replaced = [
+        path
+        for path in checkpoints
+        if path.suffix == BEFORE and path.with_suffix("") in checkpoints
+    ]
+    others = [path for path in checkpoints if path not in replaced]
+    for old in [*replaced, *others[:-count]]:
+        with suppress(OSError):  # another program holds it; the next save removes it
             paths.remove_whole(old)
 
 
 def save_model(embedder: Embedder, folder: Path, progress: Progress | None = None) -> None:
     """Write a model so that `load` reads it. Additions of low rank become part of its weights.
 
-    With `progress` its weights say of which step they are and how well they scored: a run may be killed before the
-    checkpoint that records it.
+    With `progress` the file names the step and the score of the model: a run may be killed before it
+    writes the checkpoint with them.
     """
     best = {name: getattr(progress, name) for name in BEST} if progress else None
     description = json.dumps(embedder.description(), indent=1)
@@ -138,22 +136,25 @@ def save_model(embedder: Embedder, folder: Path, progress: Progress | None = Non
 
 
 def with_best_of(progress: Progress, folder: Path) -> Progress:
-    """The progress of a checkpoint, with what the best model itself says of its step and score: a run that was killed
-    between the two goes on from an older checkpoint than its model. A model that is gone is no best one."""
+    """Return the progress of a checkpoint with the step and score that the best model's file names.
+
+    A run that was killed after it saved its best model continues from an older checkpoint. Without
+    the file there is no best model.
+    """
     if not (folder / weights.WEIGHTS).exists():
         return replace(progress, **{name: getattr(Progress(), name) for name in BEST})
     try:
         paths.check_plain(folder / weights.WEIGHTS)
         with safe_open(folder / weights.WEIGHTS, "numpy") as file:
-            said = json.loads((file.metadata() or {})[ABOUT])
-        best = {name: kind(said[name]) for name, kind in BEST.items()}
+            saved = json.loads((file.metadata() or {})[ABOUT])
+        best = {name: kind(saved[name]) for name, kind in BEST.items()}
     except (OSError, ValueError, KeyError, TypeError, SafetensorError):  # damaged
         return progress
     return replace(progress, **best)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the newest last."""
+    """Return the checkpoints in a folder, the newest last."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
@@ -163,9 +164,10 @@ def load_newest(
     optimizer: torch.optim.Optimizer,
     others: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> tuple[Progress | None, list[str]]:
-    """Restore the newest good checkpoint. Damaged ones are skipped; what was wrong with each comes back too.
+    """Restore the newest good checkpoint. Return its progress, and what was wrong with damaged ones.
 
-    Damaged ones are renamed once a good one is found, so that they do not count among the two that are kept.
+    Damaged ones are skipped, and renamed once a good one is found, so that they do not count among
+    those that are kept.
     """
     damaged: dict[Path, str] = {}
     for path in reversed(list_checkpoints(folder)):
@@ -180,12 +182,14 @@ def load_newest(
             SafetensorError,
             CheckpointError,
         ) as error:
-            if cause_of(error) is not None:  # no room for it, or no device: that is no damage
+            if cause_of(error) is not None:  # lack of memory or of a device is no damage
                 raise
             damaged[path] = f"{path.name}: {first_line(error)}"
             continue
         for bad in damaged:
-            with suppress(OSError):  # Windows leaves a folder alone that another program looks into
+            with suppress(
+                OSError
+            ):  # Windows does not rename a folder that another program has open
                 shutil.rmtree(bad.with_name(f"damaged-{bad.name}"), ignore_errors=True)
                 paths.replace(bad, bad.with_name(f"damaged-{bad.name}"))
         return progress, list(damaged.values())
@@ -195,20 +199,16 @@ def load_newest(
 def save_tensors(
     tensors: dict[str, torch.Tensor], path: Path, about: Mapping[str, Any] | None = None
 ) -> None:
-    """Write tensors to a file, with plain data about them; a full disk is an OSError."""
-    # One entry: safetensors writes several in any order.
+    """Write tensors to a file, with plain data about them. Raises OSError if the disk is full."""
+    # One entry, because safetensors writes several in any order.
     metadata = ({ABOUT: json.dumps(about)},) if about else ()
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-            path,
-            *metadata,
-        )
-    except SafetensorError as error:  # its own name for a full disk
+        save_file(on_cpu, path, *metadata)
+    except SafetensorError as error:  # how it reports a full disk
         raise OSError(f"{error}") from error
-    path.chmod(
-        path.parent.stat().st_mode & 0o666
-    )  # safetensors makes files that only their owner can read
+    # safetensors makes files that only their owner can read.
+    path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def _cannot_write(path: Path, error: OSError) -> CheckpointError:
@@ -238,7 +238,7 @@ def _load(
 
 
 def _optimizer_tensors(model: CLIP, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """AdamW's state by the name of the parameter; empty before the first step."""
+    """Return AdamW's state by the names of parameters. Empty before the first step."""
     return {
         f"{key}/{name}": value
         for name, parameter in model.named_parameters()
@@ -258,11 +258,11 @@ def _restore_optimizer(
     optimizer.state.clear()
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
-        if not name:  # float16's loss scale, in a run that went on in float32
+        if not name:  # float16's loss scale, in a run that continues in float32
             continue
-        # AdamW counts steps on the CPU, except in its fused form, which wants the count beside the parameter.
+        # AdamW counts steps on the CPU; its fused form counts on the parameter's device.
         on_device = kind != "step" or fused[named[name]]
-        # Copied, because the file's own memory is unaligned, and results may depend on that in the last bit.
+        # A copy, because the file's memory is unaligned, and results may depend on that in the last bit.
         optimizer.state[named[name]][kind] = value.to(
             named[name].device if on_device else "cpu", copy=True
         )

@@ -1,4 +1,4 @@
-"""The weights that a run starts from, where these are not random: a trained model's, or pretrained towers'."""
+"""Weights that a run starts from if they are not random: of a trained model, or of pretrained towers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lapclip.which_model import which_model
 
 
 class InitialWeights:
-    """A model to start from. It is opened again each time it is taken, so that it is not in memory twice."""
+    """A model to start from. It is opened again each time it is taken, so it is never in memory twice."""
 
     def __init__(
         self, open_model: Callable[[], CLIP], model: CLIP, tokenizer: Tokenizer | None
@@ -26,19 +26,19 @@ class InitialWeights:
         self.shape = model.shape
 
     def take(self) -> CLIP:
-        """The model with the values it starts with."""
+        """Return the model with its initial values."""
         model, self._model = self._model, None
         return self._open() if model is None else model
 
     def read_from(self, folder: Path) -> None:
-        """From now on they are read from a folder of the run's own, whatever becomes of where they came from."""
+        """Read from a folder of the run from now on: the original may change or go away."""
         self._open = lambda: load_torch(folder).model
 
 
 def find_initial_weights(
     config: Config, layers: Sequence[Layer]
 ) -> tuple[Config, InitialWeights | None]:
-    """The initial weights that the settings name, and the configuration with the shape of their model."""
+    """Return the configuration with the shape of the initial weights, and the weights that it names."""
     if config.train.start:
         return _from_model(config, layers)
     if config.model.image_from or config.model.text_from:
@@ -70,7 +70,7 @@ def find_initial_weights(
 
 
 def restore_initial_weights(folder: Path, config: Config) -> InitialWeights | None:
-    """What a run started from, out of its own folder. A run cannot go on without: frozen weights are nowhere else."""
+    """Return what a run started from, from its own folder. Frozen weights are saved nowhere else."""
     if not folder.exists():
         if config.train.start or config.model.image_from or config.model.text_from:
             raise RunError(

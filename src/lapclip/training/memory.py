@@ -1,10 +1,10 @@
-"""How much memory a run needs, before any of it is taken: arithmetic from the model's shape and the settings.
+"""Predict the memory of a run from the model's shape and the settings.
 
-What is counted is what a step holds at its fullest, at the end of the forward pass of a micro-batch:
+Counted is the peak of a step, at the end of the forward pass of a micro-batch:
 
     parameters    float32 weights
-    gradients     float32; none yet in a batch that is computed whole, so they count only where they exceed what the
-                  backward pass has freed by then
+    gradients     float32; a batch that is computed at once has none yet, so they count only as far as
+                  they exceed what the backward pass has freed by then
     optimizer     AdamW's two averages
     rounded       the copies in half precision, with their gradients
     activations   what both towers keep for the backward pass, and its largest intermediate results
@@ -24,22 +24,19 @@ from lapclip.machine.device import Device
 from lapclip.model.sizes import convolution_sizes, count_weights
 from lapclip.training.objectives import Objectives
 
-CPU_BASE, ACCELERATOR_BASE = 350_000_000, 100_000_000
-"""Measured on the CPU: a process that has imported torch and taken a step of a tiny model. On accelerators an estimate
-of what libraries take for themselves; the driver's own part is not among what is free."""
-HALF = ("bfloat16", "float16")
-"""Precisions whose activations have two bytes."""
-GAPS = 1.1
-"""Measured: what an allocator cannot use between activations of different sizes."""
-SHARE_OF_MEMORY = 0.8
-"""How much of the memory that is free may be predicted to be taken by what is only tried."""
-MARGIN = 1.15
-"""A run is refused only if it would need this much more than there is: the prediction may be too high."""
+# Bytes. Measured on the CPU: a process that has imported torch and taken a step of a tiny model. On
+# accelerators an estimate of what libraries use; free memory does not include the driver's part.
+CPU_BASE = 350_000_000
+ACCELERATOR_BASE = 100_000_000
+HALF = ("bfloat16", "float16")  # precisions whose activations have two bytes
+GAPS = 1.1  # measured: memory that an allocator cannot use between activations of different sizes
+SHARE_OF_MEMORY = 0.8  # of the free memory, for settings that are only tried
+MARGIN = 1.15  # refuse a run only if it needs this much more: the prediction may be too high
 
 
 @dataclass(frozen=True)
 class MemoryParts:
-    """Bytes by purpose, at the moment when a step holds most."""
+    """Bytes by purpose, at the peak of a step."""
 
     parameters: int
     gradients: int
@@ -83,7 +80,7 @@ def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -
 def check_memory(
     model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device
 ) -> None:
-    """Refuse what cannot fit into the memory that is free, before any of it is taken."""
+    """Raise ConfigError if a run cannot fit into the free memory, before any of it is used."""
     parts = predict_bytes(model, replace(train, device=device.kind), caption_tokens)
     free = device.free_bytes()
     if _still_needed(parts, device) <= MARGIN * free:
@@ -127,18 +124,18 @@ def largest_micro_batch(
 
 
 def describe(parts: MemoryParts) -> str:
-    """The total, and what it is made of."""
+    """Return the total and its parts, in words."""
     named = {
         "weights": parts.parameters + parts.rounded,
         "gradients": parts.gradients,
-        "optimiser": parts.optimizer,
+        "optimizer": parts.optimizer,
         "activations": parts.activations,
     }
     return f"{parts.total / 1e9:,.1f} GB ({', '.join(f'{name} {size / 1e9:,.1f}' for name, size in named.items())})"
 
 
 def _still_needed(parts: MemoryParts, device: Device) -> int:
-    """On the CPU Python and torch have their share already."""
+    """Return the bytes still to be allocated. On the CPU, Python and torch have theirs already."""
     return parts.total - (parts.base if device.is_cpu else 0)
 
 
@@ -171,13 +168,16 @@ def _image_bytes(model: ModelConfig, train: TrainConfig, side: int) -> int:
         train,
         pooled=model.architecture == "clip",
     )
-    cut = (3 * model.patch**2) * patches * _size(train)  # patches, which the first product keeps
+    cut = (3 * model.patch**2) * patches * _size(train)  # patches, which the first product saves
     return image + pixels + cut
 
 
 def _convolution_bytes(model: ModelConfig, train: TrainConfig, side: int) -> int:
-    """Each convolution keeps its result, which its norm wants, and what the activation makes of it, which the next one
-    wants; the largest come once more in the backward pass."""
+    """Return the bytes of a tower of convolutions.
+
+    Each saves its result for its norm, and the activation of it for the next one. The largest are
+    needed once more in the backward pass.
+    """
     results = [size.outputs * size.side**2 for size in convolution_sizes(model, side)]
     saved = 2 * sum(results)
     if train.recompute:  # the stem, what enters each block, and one block at a time
@@ -197,13 +197,13 @@ def _tower_bytes(
     *,
     pooled: bool = True,
 ) -> int:
-    """What the blocks keep, and the largest results of the backward pass beside them.
+    """Return the bytes that the blocks save, and the largest results of the backward pass.
 
-    A block keeps 8 widths a token: the inputs of its two norms (1 each), of the projection of queries, keys and values
-    (1), these (3), the input of the output projection (1) and of the MLP (1); and the MLP's hidden layer before its
-    activation, and after it unless that is computed again. The last block runs for one token, and keeps 2: the norm's
-    input and output; 4 with additions of low rank, which need keys and values. 4 counts. Where it runs for all, a head
-    comes after it that keeps as much.
+    A block saves 8 widths a token: the inputs of its two norms (1 each) and of the projection of queries,
+    keys and values (1), these (3), and the inputs of the output projection (1) and of the MLP (1); then
+    the MLP's hidden layer before its activation, and after it unless that is computed again. The last
+    block runs for one token and saves 2, the norm's input and output, or 4 with additions of low rank,
+    which need keys and values; 4 are counted. If it runs for all tokens, a head follows that saves as much.
     """
     layers += not pooled
     hidden_kept = 1 if _recomputes_gelu(train, activation) else 2
@@ -223,17 +223,17 @@ def _tower_bytes(
 
 
 def _recomputes_gelu(train: TrainConfig, activation: str) -> bool:
-    """Whether what GELU made is computed again backward instead of kept. A compiler decides for itself."""
+    """Return whether the result of GELU is computed again in the backward pass. A compiler decides itself."""
     if activation != "gelu" or "compiled" in train.compile or train.device == ACCELERATOR:
         return False
     return device_of("cpu" if train.device == AUTO else train.device).recomputes_gelu
 
 
 def _on_cpu(train: TrainConfig) -> bool:
-    """Whether the settings name the CPU; "auto" counts as it."""
+    """Return whether the settings name the CPU. "auto" counts as the CPU."""
     return train.device == AUTO or (train.device != ACCELERATOR and device_of(train.device).is_cpu)
 
 
 def _size(train: TrainConfig) -> int:
-    """Bytes of a number that is saved for the backward pass."""
+    """Return the bytes of a number that is saved for the backward pass."""
     return 2 if train.dtype in HALF else 4

@@ -61,7 +61,9 @@ class Context:
     parts: RunParts = field(init=False)
 
 
-Resolver = Callable[[Config, Context], tuple[Config, str | None]]
+Choice = tuple[Config, str | None]
+"""A configuration, and the reason for what was chosen."""
+Resolver = Callable[[Config, Context], Choice]
 
 
 def resolve(config: Config, context: Context, resolvers: Mapping[str, Resolver]) -> Config:
@@ -86,13 +88,13 @@ def resolve_built(context: Context) -> RunParts:
     return context.parts
 
 
-def start(config: Config, context: Context) -> tuple[Config, str | None]:
+def start(config: Config, context: Context) -> Choice:
     """Open the initial weights. They decide the model's shape, and the loss unless that is set."""
     config, context.initial_weights = find_initial_weights(config, context.request.layers)
     return config, None
 
 
-def views(config: Config, context: Context) -> tuple[Config, str | None]:
+def views(config: Config, context: Context) -> Choice:
     """Take one view of images that are never cropped or flipped: all views are the same."""
     train = config.train
     is_plain = train.crop == 1 and not train.flip and not train.views
@@ -101,7 +103,7 @@ def views(config: Config, context: Context) -> tuple[Config, str | None]:
     return config, None
 
 
-def learning_rate(config: Config, context: Context) -> tuple[Config, str | None]:
+def learning_rate(config: Config, context: Context) -> Choice:
     """Lower a recipe's learning rate, meant for new heads, to what the initial weights stand."""
     train = config.train
     max_rate = max_learning_rate(config)
@@ -129,7 +131,7 @@ def is_locked(config: Config) -> bool:
     return config.train.image_blocks == 0 and config.train.text_blocks == 0
 
 
-def stream(config: Config, context: Context) -> tuple[Config, str | None]:
+def stream(config: Config, context: Context) -> Choice:
     """Settle whether images are streamed, because a resumed run needs the same order."""
     if find_source(config.data.source).is_drawn:
         return config, None
@@ -137,13 +139,13 @@ def stream(config: Config, context: Context) -> tuple[Config, str | None]:
     return replace_in(config, "data", stream="always" if is_streamed else "never"), None
 
 
-def split_rule(config: Config, context: Context) -> tuple[Config, str | None]:
+def split_rule(config: Config, context: Context) -> Choice:
     """Settle what the splits are drawn by."""
     config = replace_in(config, "data", split_rule=rule_of_split(config.data))
     return config, context.data.how_split or None
 
 
-def batch_size(config: Config, context: Context) -> tuple[Config, str | None]:
+def batch_size(config: Config, context: Context) -> Choice:
     """Shrink a recipe's batch to the data. A batch that the user set is refused elsewhere."""
     images = len(context.data.train)
     is_set = "batch_size" in context.request.user_settings("train")
@@ -153,12 +155,12 @@ def batch_size(config: Config, context: Context) -> tuple[Config, str | None]:
     return replace_in(config, "train", batch_size=images), reason
 
 
-def logit_bias(config: Config, context: Context) -> tuple[Config, str | None]:
+def logit_bias(config: Config, context: Context) -> Choice:
     """Give the model a bias if its loss learns one."""
     return replace_in(config, "model", logit_bias=LOSSES[config.train.loss].has_bias), None
 
 
-def tokenizer(config: Config, context: Context) -> tuple[Config, str | None]:
+def tokenizer(config: Config, context: Context) -> Choice:
     """Take the tokenizer of the initial weights, or make one for the captions."""
     initial = context.initial_weights
     config, context.tokenizer, reason = fit_vocabulary(config, context.data, initial)
@@ -180,7 +182,7 @@ def fit_vocabulary(
     return replace_in(config, "model", vocabulary=chosen.vocabulary), chosen, reason
 
 
-def steps(config: Config, context: Context) -> tuple[Config, str | None]:
+def steps(config: Config, context: Context) -> Choice:
     """Turn epochs into steps: the schedule and a resumed run rely on the number."""
     train = config.train
     if train.steps and train.minutes:
@@ -195,7 +197,7 @@ def steps(config: Config, context: Context) -> tuple[Config, str | None]:
     return replace_in(config, "train", steps=train.epochs * steps_per_epoch), reason
 
 
-def device(config: Config, context: Context) -> tuple[Config, str | None]:
+def device(config: Config, context: Context) -> Choice:
     """Choose the device, and with it dtype, kernels, threads, micro-batch and loader threads."""
     context.plan = make_plan(config, context.data, context.tokenizer, context.teacher)
     longest = longest_caption(config, context.data, context.tokenizer, context.plan)
@@ -205,7 +207,7 @@ def device(config: Config, context: Context) -> tuple[Config, str | None]:
     return resolved.config, resolved.reasons.get("train.device")
 
 
-def shards(config: Config, context: Context) -> tuple[Config, str | None]:
+def shards(config: Config, context: Context) -> Choice:
     """Divide the batch for several ranks."""
     is_set = context.request.is_set("train", "shards")
     settled, reason = choose_shards(config, context.device, context.ranks, is_set=is_set)
@@ -214,7 +216,7 @@ def shards(config: Config, context: Context) -> tuple[Config, str | None]:
     return settled, reason
 
 
-def micro_batch(config: Config, context: Context) -> tuple[Config, str | None]:
+def micro_batch(config: Config, context: Context) -> Choice:
     """Measure how many pairs fit, if arithmetic does not know the memory of the model."""
     if not is_partly_frozen(config):
         return config, None
@@ -223,7 +225,7 @@ def micro_batch(config: Config, context: Context) -> tuple[Config, str | None]:
     return replace_in(config, "train", micro_batch=pairs), reason
 
 
-def minutes(config: Config, context: Context) -> tuple[Config, str | None]:
+def minutes(config: Config, context: Context) -> Choice:
     """Turn minutes into steps by timing what the run will do."""
     if not config.train.minutes:
         return config, None
@@ -234,7 +236,7 @@ def minutes(config: Config, context: Context) -> tuple[Config, str | None]:
     return fit.config, fit.reason
 
 
-def head_start(config: Config, context: Context) -> tuple[Config, str | None]:
+def head_start(config: Config, context: Context) -> Choice:
     """Start new heads in closed form if that is requested and can be done."""
     parts = context.parts
     if config.train.head_start != CLOSED_FORM or config.train.start:
@@ -247,7 +249,7 @@ def head_start(config: Config, context: Context) -> tuple[Config, str | None]:
     )
 
 
-def features(config: Config, context: Context) -> tuple[Config, str | None]:
+def features(config: Config, context: Context) -> Choice:
     """Explain which features of frozen towers are not cached."""
     cached = context.parts.features
     if cached is None or not cached.notes:
@@ -255,7 +257,7 @@ def features(config: Config, context: Context) -> tuple[Config, str | None]:
     return config, "; ".join(filter(None, [cached.summary, *cached.notes]))
 
 
-def teacher(config: Config, context: Context) -> tuple[Config, str | None]:
+def teacher(config: Config, context: Context) -> Choice:
     """Explain where the teacher's embeddings come from."""
     embeddings = context.parts.teacher
     return config, embeddings.note if embeddings else None
