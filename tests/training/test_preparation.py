@@ -48,7 +48,7 @@ def test_minutes_become_steps_once(here: Path) -> None:
         ([RARELY], 1.0, (1.0, 2.0, 10.0, 0.0), 25, 10**6),
         ([RARELY], 1.0, (1.0, 0.0, 10.0, 90.0), 1, 10**6),
         # An epoch is one step: not all epochs are evaluated, unless the user wants that.
-        (["train.batch_size=64"], 2.0, (0.1, 0.0, 0.4, 0.0), 996, 30),
+        (["train.batch_size=64"], 2.0, (0.1, 0.0, 0.4, 0.0), 1055, 30),
         (["train.batch_size=64", EACH], 2.0, (0.1, 0.0, 0.4, 0.0), 239, 1),
     ],
 )
