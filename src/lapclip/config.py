@@ -21,6 +21,7 @@ from lapclip.errors import ConfigError, closest, nearest
 from lapclip.paths import read_toml
 
 AUTO, ALL, KEEP, NEVER = "auto", "all", "keep", "never"
+DDP, FSDP = "ddp", "fsdp"
 RANDOM, CLOSED_FORM = "random", "closed-form"
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE, PHOTOS_RECIPE = "first-run", "photos"
@@ -201,14 +202,21 @@ class TrainConfig:
     """Pairs the loss compares at once. More negatives teach more; memory grows with it."""
     micro_batch: int = setting(0, least=0)
     """Pairs in memory at once; 0 takes the whole batch. The result is the same: smaller costs time and saves memory."""
-    shards: int = setting(1, least=0, most=4096)
-    """Parts of a batch that go through the towers one at a time, and whose gradients are added in a fixed order, so
-    that the result does not depend on how many ranks of `torchrun` share them; 1 is the batch as a whole, for one
-    process alone. 0 gives each rank one part and leaves the order to the network: faster, and equal up to rounding.
-    Under `torchrun` it is 8 on CPUs and 0 on GPUs, unless it is set. docs/together.md"""
+    parallel: str = setting(AUTO, choices=(AUTO, DDP, FSDP))
+    """How ranks of `torchrun` divide the work: `ddp` gives each all weights and some rows of every batch; `fsdp` also
+    divides weights, gradients and the optimizer's state, for models that do not fit, and is slower. `auto` is `ddp`.
+    docs/together.md"""
+    rows: str = setting("")
+    """How many rows of a batch each host takes, in proportion: `3,1` gives the first three times as many as the second.
+    Empty for equal ranks."""
+    timeout_seconds: float = setting(600.0, least=10.0)
+    """Seconds after which ranks that wait for another in a step end. torchrun starts them again if it may."""
+    loss_ring: bool = setting(False)
+    """Compute the loss of several ranks block by block: embeddings travel from rank to rank, and no rank holds those of
+    the whole batch. Less memory for large batches, and more time."""
     exchange: str = setting("float32", choices=("float32", "bfloat16"))
     """The precision in which ranks of `torchrun` send each other gradients: `bfloat16` takes half as long on a slow
-    network, and then what is learnt depends, in its last digits, on how many ranks there are. docs/together.md"""
+    network. docs/together.md"""
     loss: str = setting(
         "softmax", choices=("softmax", "sigmoid"), objective="contrastive.Contrastive"
     )

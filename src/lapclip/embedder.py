@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -32,7 +32,6 @@ from lapclip.fingerprint import fingerprint, image_fingerprint, short_digest
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.cpu import keep_freed_memory
 from lapclip.machine.device import Device
-from lapclip.machine.ranks import ALONE
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.paths import check_plain, digest_of_file, read_json
 from lapclip.progress import Progress
@@ -66,8 +65,8 @@ class Encoder(ABC):
 
     batch = BATCH
     """Images or captions at once."""
-    ranks = ALONE
-    """Who computes with this one, while several processes embed the same."""
+    map_batches: Callable[[Callable[[Any], np.ndarray], Sequence[Any]], Iterable[np.ndarray]] = map
+    """What computes batches one after the other. Several ranks of a run share them."""
     source = ""
     """Where it was loaded from; empty where it was made here."""
 
@@ -135,8 +134,8 @@ class Encoder(ABC):
     def encode_pixels(self, pixels_NSSC: Pixels, progress: Progress | None = None) -> np.ndarray:
         """One unit-length row per image, given as uint8 pixels of the model's size."""
         starts = range(0, len(pixels_NSSC), self.batch)
-        made = self.ranks.computed_in_shares(
-            starts, lambda at: self.embed_pixels(np.array(pixels_NSSC[at : at + self.batch]))
+        made = self.map_batches(
+            lambda at: self.embed_pixels(np.array(pixels_NSSC[at : at + self.batch])), starts
         )
         return self._counted(made, len(pixels_NSSC), progress)
 
@@ -160,9 +159,9 @@ class Encoder(ABC):
         """
         given = _texts("encode_text", captions, "a caption")
         size = _checked_size(batch_size) or self.batch
-        made = self.ranks.computed_in_shares(
-            range(0, len(given), size),
+        made = self.map_batches(
             lambda at: self.embed_tokens(self.tokenizer.batch(given[at : at + size], self.context)),
+            range(0, len(given), size),
         )
         with counted(progress, "embedding captions") as bar:
             rows = self._counted(made, len(given), bar)

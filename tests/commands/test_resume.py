@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lapclip.machine.ranks import ALONE
 from safetensors.torch import load_file
 
 import lapclip
@@ -22,7 +23,6 @@ from lapclip.commands.resume import resume
 from lapclip.errors import CheckpointError, RunError
 from lapclip.machine import choose_device
 from lapclip.machine.desktop import Signals
-from lapclip.machine.ranks import ALONE
 from lapclip.runs.folder import find_run
 from lapclip.training import checkpoint, held_out_scores
 from lapclip.training.preparation import prepare_again

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from lapclip.machine.ranks import Ranks
 
 from lapclip.cli.join import own_arguments
 from lapclip.cli.output import ARGUMENTS
 from lapclip.commands.join import split_place
 from lapclip.config import build_config, parse_settings
 from lapclip.errors import ConfigError, LostRank
-from lapclip.machine.ranks import Ranks
 from lapclip.model.shapes import SHAPES
 from lapclip.together import AGREED, MACHINES, Agreement
 from lapclip.training.ranks_in_a_run import check_place, writer_invited

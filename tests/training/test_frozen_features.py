@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from lapclip.machine.ranks import ALONE
 from safetensors.torch import load_file
 
 import lapclip
@@ -22,7 +23,6 @@ from lapclip.commands.resume import resume
 from lapclip.data.ragged import Ragged
 from lapclip.embedder import load_torch
 from lapclip.errors import ConfigError, DataError, RunError
-from lapclip.machine.ranks import ALONE
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run

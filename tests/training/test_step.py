@@ -8,6 +8,8 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+from lapclip.training.sharded_update import handing_on
+from lapclip.training.shards import GradientSum
 
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
@@ -23,8 +25,6 @@ from lapclip.training.objectives import Objectives
 from lapclip.training.objectives.contrastive import LOSSES
 from lapclip.training.optimizer import make_optimizer
 from lapclip.training.precision import FIRST_SCALE, GROW_AFTER, LossScale
-from lapclip.training.sharded_update import handing_on
-from lapclip.training.shards import GradientSum
 from lapclip.training.step import TrainStep
 
 CPU = Cpu()

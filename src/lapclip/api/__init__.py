@@ -35,8 +35,8 @@ from lapclip.commands import tune as tuning
 from lapclip.commands.evaluation_data import EvaluationRequest
 from lapclip.config import flag_settings, recipe_for
 from lapclip.errors import ConfigError, RunBusy
-from lapclip.machine.ranks import under_torchrun
 from lapclip.machine.torch_settings import compute_in_float32, plain_thread, torch_kept
+from lapclip.machine.torchrun import under_torchrun
 from lapclip.report.document import table_html
 from lapclip.report.evaluation_report import class_table, recall_table
 from lapclip.runs.folder import TrainRequest, find_run

@@ -35,7 +35,6 @@ from lapclip.cli.train import train
 from lapclip.cli.tune import tune
 from lapclip.cli.watch import watch
 from lapclip.errors import LapclipError
-from lapclip.machine.ranks import leave_at_once, under_torchrun
 from lapclip.text import printable, printable_lines, to_json
 from lapclip.together import end_with_agent, is_restarted, tell_agent
 
@@ -120,8 +119,6 @@ def main(arguments: list[str] | None = None) -> None:
             message = f"Nothing can be written any more: {error}\nTry: free some disk space, then the same command"
         status = _report(2 if full else 1, message, as_json, debug)
     tell_agent(status, fault)
-    if under_torchrun():
-        leave_at_once(status)
     sys.exit(status)
 
 

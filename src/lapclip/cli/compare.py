@@ -46,7 +46,7 @@ def compare(
         The address or the interface of this computer at which others join, with or without a port. Example: lapclip
         compare --machines 2 --address eth0:29500
     """
-    from lapclip.machine.ranks import under_torchrun
+    from lapclip.machine.torchrun import under_torchrun
 
     check_machines(machines, address, background=False)
     if machines is not None:
@@ -85,23 +85,15 @@ def machines_summary(found: dict[str, Any]) -> list[str]:
     cells = found["cells"]
     if not cells:
         return ["No size fits into memory and time on these machines."]
-    link = cells[-1]
     lines = [
-        f"[bold]{escape(' and '.join(found['machines']))}[/bold]: {link['latency'] * 1e3:.2f} ms there and back, "
-        f"{link['bytes_per_second'] * 8 / 1e9:.2f} Gbit/s of gradients",
-        f"[dim]{'parameters':<11}{'batch':>6}{'alone':>10}{'predicted':>11}{'measured':>10}{'speed':>8}   shards[/dim]",
+        f"[bold]{escape(' and '.join(found['machines']))}[/bold]",
+        f"[dim]{'parameters':<11}{'batch':>6}{'alone':>10}{'together':>10}{'speed':>8}[/dim]",
     ]
     for cell in cells:
-        seconds = (
-            cell[name] for name in ("alone_step_seconds", "predicted_step_seconds", "step_seconds")
-        )
-        alone, predicted, measured = (f"{each * 1e3:,.0f} ms" for each in seconds)
-        speed = f"{cell['alone_step_seconds'] / cell['step_seconds']:.2f}x"
-        shards = " + ".join(map(str, cell["shards"]))
+        alone, together = cell["alone_step_seconds"], cell["step_seconds"]
         size = f"{cell['parameters'] / 1e6:>7.3g} M  {cell['batch']:>6}"
-        lines.append(
-            f"{size}{alone:>10}{predicted:>11}{measured:>10}{speed:>8}   {shards}; {cell['advice']}"
-        )
+        times = f"{alone * 1e3:>7,.0f} ms{together * 1e3:>7,.0f} ms"
+        lines.append(f"{size}{times}{alone / together:>7.2f}x")
     return lines
 
 

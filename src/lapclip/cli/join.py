@@ -119,7 +119,7 @@ def own_arguments() -> list[str]:
 
 def check_machines(machines: int | None, address: str | None, *, background: bool) -> None:
     """Refuse what does not go together with --machines."""
-    from lapclip.machine.ranks import under_torchrun
+    from lapclip.machine.torchrun import under_torchrun
 
     if machines is None and address is not None:
         raise ConfigError("--address is for --machines.", hint="--machines 2")

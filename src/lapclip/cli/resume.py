@@ -50,7 +50,7 @@ def resume(
     detached
         This is the process in the background.
     """
-    from lapclip.machine.ranks import under_torchrun
+    from lapclip.machine.torchrun import under_torchrun
 
     check_machines(machines, address, background=background)
     if background and under_torchrun():

@@ -117,7 +117,7 @@ def train(
         The address or the interface of this computer at which others join, with or without a port. Example: lapclip
         train photos/ --machines 2 --address eth0:29500
     """
-    from lapclip.machine.ranks import under_torchrun
+    from lapclip.machine.torchrun import under_torchrun
     from lapclip.runs.folder import TrainRequest, check_name
     from lapclip.which_model import start_setting, teacher_setting
 

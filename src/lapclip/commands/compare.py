@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from lapclip.config import AUTO
 from lapclip.errors import ConfigError
-from lapclip.machine.choose_device import available, choose_device
-from lapclip.machine.ranks import join
+from lapclip.machine.choose_device import available
 from lapclip.paths import CacheFile
 from lapclip.progress import Status
-from lapclip.training.ranks_in_a_run import (
-    COMPARE_TOGETHER,
-    check_place,
-    follow,
-    writer_invited,
-)
+from lapclip.training.distributed import joined_ranks
 from lapclip.tuning.compare import QUICK_SECONDS, SECONDS, compare_devices
 from lapclip.tuning.compare_machines import compare_together
 from lapclip.tuning.rehearsal import measure_phases
@@ -41,12 +34,7 @@ def compare(*, quick: bool, seconds: float | None, progress: Status) -> dict[str
 
 
 def compare_machines(progress: Status) -> dict[str, Any] | None:
-    """Under torchrun: time several machines together. None on ranks that follow the one that chooses what is timed."""
-    with join(writer=writer_invited()) as ranks:
-        check_place(ranks)
-        if not ranks.writes:
-            follow(ranks)
-            return None
-        ranks.connect(choose_device(AUTO)[0].collectives)
-        ranks.from_writer({"task": COMPARE_TOGETHER, "run": ""}, "set-up")
-        return compare_together(ranks, progress)
+    """Under torchrun, time several machines together. None on ranks that do not report."""
+    with joined_ranks() as ranks:
+        found = compare_together(ranks, progress)
+    return found if ranks.writes else None

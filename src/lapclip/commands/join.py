@@ -67,7 +67,6 @@ from lapclip.together.invitation import (
     shown_key,
 )
 from lapclip.training.preparation import gather, gather_again
-from lapclip.training.ranks_in_a_run import fit_ranks
 from lapclip.training.resolvers import Context
 
 T = TypeVar("T")
@@ -117,7 +116,7 @@ def offer_comparison(machines: int, data: DataProgress) -> Offer:
 def offer_new(asked: TrainRequest, name: str | None, machines: int, data: DataProgress) -> Offer:
     """A new run. What cannot be trained is refused here, before anyone is invited."""
     check_name(name)
-    request = fit_ranks(read_request(asked), machines, together=True)
+    request = read_request(asked)
     candidates(request.config.train)
     made = gather(Context(request), data)
     return Offer(made.config, made.data)

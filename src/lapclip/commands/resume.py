@@ -11,12 +11,12 @@ from lapclip.commands.train import begin
 from lapclip.config import Layer, build_config
 from lapclip.data.sources import absolute
 from lapclip.errors import RunBusy, RunError
-from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import mapping, read_events
 from lapclip.runs.folder import Run, TrainRequest, find_unfinished_run
 from lapclip.runs.heartbeat import read_beat
 from lapclip.suggest import command
+from lapclip.training.distributed import ALONE, Ranks
 from lapclip.training.outcome import TrainOutcome
 from lapclip.training.ranks_in_a_run import note_job
 from lapclip.training.request import Callbacks

@@ -11,8 +11,8 @@ from lapclip.commands.choose_recipe import (
     request_config,
 )
 from lapclip.errors import RunBusy
-from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.runs.folder import Run, TrainRequest, check_name, create_run
+from lapclip.training.distributed import ALONE, Ranks
 from lapclip.training.outcome import TrainOutcome
 from lapclip.training.request import Callbacks
 from lapclip.training.run_process import behaving, recording_failed_start, working_on

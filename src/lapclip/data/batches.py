@@ -37,7 +37,7 @@ class Slicing(Enum):
 
     ROWS = "rows"
     OWN_ROWS = "own rows"
-    """By rows. A process may have only those of its own shards."""
+    """By rows. A rank has only those of its own pairs."""
     ROWS_AND_COLUMNS = "rows and columns"
     WHOLE = "not at all"
 
@@ -64,21 +64,40 @@ class Batch:
     """The same of captions."""
     extras: dict[str, np.ndarray] = field(default_factory=dict)
     """What objectives add, by name."""
-    shards: tuple[np.ndarray, ...] = ()
-    """The rows of each shard, where the plan has dealt them; empty leaves that to the step."""
-    own_shards: range | None = None
-    """The shards whose pixels and features are there, one shard's rows after the other's; None where those of all rows
-    are there, in the order of the batch."""
-
-    def dealt(self, shards: int) -> tuple[np.ndarray, ...]:
-        """The rows of each shard."""
-        return self.shards or deal(len(self.tokens_BL), shards)
+    ranks: RankRows | None = None
+    """Which rows each rank takes. None for a process that takes all."""
 
 
-def deal(rows: int, shards: int) -> tuple[np.ndarray, ...]:
-    """The rows of a batch for each shard in turn, for at most as many shards as there are rows. They come sorted by the
-    length of their captions, so all shards cost alike."""
-    return tuple(np.arange(shard, rows, shards) for shard in range(min(shards, rows)))
+@dataclass(frozen=True)
+class RankRows:
+    """Which rows of a batch each of several ranks takes."""
+
+    rows: tuple[np.ndarray, ...]
+    """Rows of each rank."""
+    rank: int
+    """This process."""
+
+    @classmethod
+    def deal(cls, counts: Sequence[int], rank: int) -> RankRows:
+        """Deal the rows of a batch to ranks that take so many each.
+
+        Rows are sorted by the length of their captions. Each rank takes rows at equal distances, so that all of them
+        have short and long captions.
+        """
+        positions = [(np.arange(count) + 0.5) / count for count in counts]
+        ranks = np.repeat(np.arange(len(counts)), counts)
+        rank_of_row = ranks[np.argsort(np.concatenate(positions), kind="stable")]
+        return cls(tuple(np.flatnonzero(rank_of_row == each) for each in range(len(counts))), rank)
+
+    @property
+    def own(self) -> np.ndarray:
+        """Rows of this process."""
+        return self.rows[self.rank]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many rows each rank takes."""
+        return tuple(map(len, self.rows))
 
 
 @dataclass(frozen=True)
@@ -269,8 +288,7 @@ class BatchPlan:
         self._frozen: FrozenFeatures | None = None
         self.steps_per_epoch = len(pairs) // batch_size
         self._sections = Sections.of(pairs, batch_size, shards)
-        self._shards = shards
-        self._own_shards: range | None = None
+        self._ranks: RankRows | None = None
         self._planned: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def with_features(self, frozen: FrozenFeatures | None) -> BatchPlan:
@@ -279,14 +297,13 @@ class BatchPlan:
         plan._frozen = frozen
         return plan
 
-    def for_shards(self, shards: int, own: range) -> BatchPlan:
-        """The same plan for a process that computes some of the shards: its batches have the pixels and the features of
-        these alone, and all else of every row."""
-        assert len(self._sections) in (1, min(shards, self.batch_size)), (
-            "sections that are other shards"
-        )
+    def for_rank(self, counts: Sequence[int], rank: int) -> BatchPlan:
+        """Return the same plan for one of several ranks that take so many rows each.
+
+        Its batches have the pixels and features of this rank's rows alone, and everything else of all rows.
+        """
         plan = copy.copy(self)
-        plan._shards, plan._own_shards = shards, own
+        plan._ranks = RankRows.deal(counts, rank)
         return plan
 
     def epoch(self, step: int) -> int:
@@ -308,8 +325,7 @@ class BatchPlan:
         rows, captions, lengths_B = rows[sorted_B], captions[sorted_B], lengths_B[sorted_B]
         tokens_BL = tokens_BL[sorted_B, : padded_length(lengths_B[-1], self.context)]
         views_B = self._turns(rows, self.epoch(step))
-        shards = self._dealt(number, sorted_B)
-        loaded = self._loaded(shards)
+        loaded = slice(None) if self._ranks is None else self._ranks.own
         image = self._frozen.of_images(rows[loaded], views_B[loaded]) if self._frozen else None
         drawn = DrawnRows(step, rows, captions, loaded)
         return Batch(
@@ -329,25 +345,8 @@ class BatchPlan:
             if self._frozen
             else None,
             extras=self._extras.arrays(self, drawn) if self._extras else {},
-            shards=shards,
-            own_shards=self._own_shards,
+            ranks=self._ranks,
         )
-
-    def _dealt(self, batch: int, sorted_B: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The rows of each shard of a batch that was sorted so: a section's, or dealt in turn where only some are
-        loaded."""
-        if len(self._sections) > 1:
-            sections_B = self._sections.numbers(batch)[sorted_B]
-            return tuple(
-                np.flatnonzero(sections_B == section) for section in range(len(self._sections))
-            )
-        return () if self._own_shards is None else deal(self.batch_size, self._shards)
-
-    def _loaded(self, shards: Sequence[np.ndarray]) -> slice | np.ndarray:
-        """The rows of a batch whose pixels and features are read."""
-        if self._own_shards is None:
-            return slice(None)
-        return np.concatenate([np.arange(0), *(shards[number] for number in self._own_shards)])
 
     @cached_property
     def boxes(self) -> np.ndarray:

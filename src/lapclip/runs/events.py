@@ -6,8 +6,7 @@ Each becomes one JSON line with `v`, `type` and `time` in front.
     resumed     per resume         from which checkpoint, and what was skipped
     step        per update         loss, accuracy, temperature, learning rate, gradient norms, phases
     memory      now and then       what the process and the device hold
-    together    at the start       how fast several ranks will be, and who computes how much
-    ranks       now and then       who waits for whom, and what each sends, where several train one model
+    ranks       now and then       rows of each rank, who waits for whom, which division would be faster
     sensors     now and then       energy, heat, clock, use of the cores, swap
     evaluation  between epochs     recall on held-out pairs
     checkpoint  now and then       where it is and what it cost
@@ -149,28 +148,19 @@ class Sensors(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Together(Event):
-    type = "together"
-    step: int
-    worth: dict[str, Any]
-    """What machines and link can do, and what was predicted from it (`lapclip.training.worth.Worth`)."""
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Ranks(Event):
     type = "ranks"
     step: int
     hosts: list[str]
     """The computer of each rank."""
-    shards: list[int]
-    """Of a batch, for each rank."""
+    rows: list[int]
+    """Rows of a batch that each rank takes."""
     waited: list[float]
-    """Share of the time since the event before that each rank has waited for others."""
-    bytes_per_second: list[float]
-    """What each rank has sent meanwhile."""
+    """Share of its time that each rank has waited for others since the event before."""
     writer: int
     """The rank that has the run's folder."""
+    advice: str = ""
+    """Which division of rows among hosts would be faster, and what leaving out the slowest would give."""
 
 
 @dataclass(frozen=True, kw_only=True)

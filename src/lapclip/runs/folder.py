@@ -117,7 +117,7 @@ class Run:
         self.calibration = path / "calibration.safetensors"
         """What held-out pairs say of its scores (`lapclip.evaluation.calibration`)."""
         self.job = path / "job"
-        """Which job of torchrun worked on it last (`lapclip.machine.ranks.job`), and the process that starts it."""
+        """Which job of torchrun worked on it last (`lapclip.machine.torchrun.job`), and the process that starts it."""
         self._stop = path / "stop"
         self._lock = path / "lock"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from lapclip.config import Config
 from lapclip.errors import LostRank, RunError
-from lapclip.machine.ranks import under_torchrun
+from lapclip.machine.torchrun import under_torchrun
 from lapclip.paths import write_atomic
 from lapclip.suggest import command
 from lapclip.text import printable

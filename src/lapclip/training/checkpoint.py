@@ -29,7 +29,9 @@ from lapclip.model.clip import CLIP
 from lapclip.model.freezing import load_trainable_state, merged_state, trainable_state
 from lapclip.paths import digest_of_file, digest_of_json
 from lapclip.suggest import command
+from lapclip.training.distributed import ALONE, Ranks, is_sharded, whole
 from lapclip.training.recovery import cause_of
+from lapclip.training.sharded_checkpoint import read_parts, sizes_of_parts, write_parts
 
 CHECKPOINTS = 2  # kept: the newest, and the one before it
 BEST = {"best_score": float, "best_step": int}  # fields of a run's progress about its best model
@@ -55,49 +57,95 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     others: Mapping[str, torch.Tensor] = MappingProxyType({}),
-) -> Path:
-    """Write a checkpoint, then remove older ones. If it cannot be written, they stay.
+    ranks: Ranks = ALONE,
+) -> Path | None:
+    """Write a checkpoint, then remove the ones it replaces. If it cannot be written, the earlier ones stay.
 
-    `others` are tensors that a step depends on, beside the optimizer's.
+    `others` are tensors beside the optimizer's that a step depends on. All ranks call this. Returns None on those that
+    do not write the run.
     """
-    final = folder / f"step-{progress.step:08d}"
-    before = final.with_suffix(BEFORE)
+    final = checkpoint_path(folder, progress)
+    if any(is_sharded(weight) for weight in trainable_state(model).values()):
+        _save_in_parts(final, model, optimizer, progress, others, ranks)
+        return final if ranks.writes else None
+    if not ranks.writes:
+        return None
     partial = paths.hidden_path(final)
     try:
-        # What a killed process had begun. The run's lock makes this safe.
-        for stale in folder.glob(".step-*.partial"):
-            shutil.rmtree(stale, ignore_errors=True)
-        partial.mkdir(parents=True)
+        make_partial(partial)
         save_tensors(trainable_state(model), partial / WEIGHTS)
-        save_tensors({**_optimizer_tensors(model, optimizer), **others}, partial / OPTIMIZER)
+        save_tensors({**optimizer_tensors(model, optimizer), **others}, partial / OPTIMIZER)
         paths.flush(partial / WEIGHTS)
         paths.flush(partial / OPTIMIZER)
-        body = {
-            "progress": asdict(progress),
-            "sha256": {name: digest_of_file(partial / name) for name in (WEIGHTS, OPTIMIZER)},
-        }
-        text = json.dumps({"body": body, "sha256": digest_of_json(body)})
-        (partial / STATE).write_text(text, encoding="utf-8")
-        paths.flush(partial / STATE)
-        paths.flush(partial)
-        # No system renames onto a folder that is not empty, and Windows onto none.
-        if final.exists():
-            if before.exists():
-                paths.remove_whole(before)
-            # It is still listed, so there is a complete one at every moment.
-            paths.replace(final, before)
-        try:
-            paths.replace(partial, final)
-        except OSError:
-            if before.exists():
-                paths.replace(before, final)
-            raise
-        paths.flush(folder)
+        digests = {name: paths.digest_of_file(partial / name) for name in (WEIGHTS, OPTIMIZER)}
+        publish(partial, final, progress, digests)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise _cannot_write(final, error) from error
     keep_newest(folder, CHECKPOINTS)
     return final
+
+
+def _save_in_parts(
+    final: Path,
+    model: CLIP,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    others: Mapping[str, torch.Tensor],
+    ranks: Ranks,
+) -> None:
+    """Write a checkpoint of weights in parts (FSDP), each rank its own part, on a disk that all share.
+
+    The writer adds the manifest when all parts are there.
+    """
+    partial = paths.hidden_path(final)
+    try:
+        if ranks.writes:
+            make_partial(partial)
+        # The others wait for the name, and so for the folder.
+        partial = final.with_name(ranks.broadcast_json(partial.name))
+        tensors = {**trainable_state(model), **optimizer_tensors(model, optimizer), **others}
+        digests = write_parts(partial, tensors, ranks)
+        if ranks.writes:
+            publish(partial, final, progress, digests)
+            keep_newest(final.parent, CHECKPOINTS)
+    except OSError as error:
+        raise _cannot_write(final, error) from error
+
+
+def checkpoint_path(folder: Path, progress: Progress) -> Path:
+    """Return where the checkpoint of a step is."""
+    return folder / f"step-{progress.step:08d}"
+
+
+def make_partial(partial: Path) -> None:
+    """Make the folder that a checkpoint is written into, and remove those of killed processes."""
+    for stale in partial.parent.glob(".step-*.partial"):  # the lock of the run makes this safe
+        shutil.rmtree(stale, ignore_errors=True)
+    partial.mkdir(parents=True)
+
+
+def publish(partial: Path, final: Path, progress: Progress, digests: Mapping[str, str]) -> None:
+    """Write the manifest of a checkpoint, and give the folder its name."""
+    before = final.with_suffix(BEFORE)
+    body = {"progress": asdict(progress), "sha256": dict(digests)}
+    text = json.dumps({"body": body, "sha256": digest_of_json(body)})
+    (partial / STATE).write_text(text, encoding="utf-8")
+    paths.flush(partial / STATE)
+    paths.flush(partial)
+    # No system renames onto a folder that is not empty, and Windows onto none. The folder of the
+    # same step stays listed under another name, so that there is a whole one at every moment.
+    if final.exists():
+        if before.exists():
+            paths.remove_whole(before)
+        paths.replace(final, before)
+    try:
+        paths.replace(partial, final)
+    except OSError:
+        if before.exists():
+            paths.replace(before, final)
+        raise
+    paths.flush(final.parent)
 
 
 def keep_newest(folder: Path, count: int) -> None:
@@ -114,12 +162,21 @@ def keep_newest(folder: Path, count: int) -> None:
             paths.remove_whole(old)
 
 
-def save_model(embedder: Embedder, folder: Path, progress: Progress | None = None) -> None:
+def save_model(
+    embedder: Embedder, folder: Path, progress: Progress | None = None, ranks: Ranks = ALONE
+) -> None:
     """Write a model so that `load` reads it. Additions of low rank become part of its weights.
 
-    With `progress` the file names the step and the score of the model: a run may be killed before it
-    writes the checkpoint with them.
+    All ranks call this, because each may have a part of the weights, and the writer writes.
+
+    With `progress` its weights say of which step they are and how well they scored: a run may be killed before the
+    checkpoint that records it.
     """
+    tensors = {}
+    if ranks.writes or any(is_sharded(weight) for weight in embedder.model.parameters()):
+        tensors = {name: whole(part) for name, part in merged_state(embedder.model).items()}
+    if not ranks.writes:
+        return
     best = {name: getattr(progress, name) for name in BEST} if progress else None
     description = json.dumps(embedder.description(), indent=1)
     try:
@@ -127,7 +184,7 @@ def save_model(embedder: Embedder, folder: Path, progress: Progress | None = Non
         paths.sweep(folder)
         paths.write_atomic(
             folder / weights.WEIGHTS,
-            lambda path: save_tensors(merged_state(embedder.model), path, best),
+            lambda path: save_tensors(tensors, path, best),
             durable=True,
         )
         paths.write_atomic(folder / weights.CONFIG, description, durable=True)
@@ -229,16 +286,38 @@ def _load(
     for name, digest in body["sha256"].items():
         if digest_of_file(path / name) != digest:
             raise CheckpointError(f"{name} is truncated or was altered")
+    in_parts = any(is_sharded(weight) for weight in trainable_state(model).values())
+    if in_parts or not (path / WEIGHTS).exists():
+        _load_parts(path, model, optimizer, others)
+        return Progress(**body["progress"])
     load_trainable_state(model, load_file(path / WEIGHTS))
     tensors = load_file(path / OPTIMIZER)
     for name, tensor in others.items():
         tensor.copy_(tensors.pop(name))
-    _restore_optimizer(model, optimizer, tensors)
+    restore_optimizer(model, optimizer, tensors)
     return Progress(**body["progress"])
 
 
-def _optimizer_tensors(model: CLIP, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return AdamW's state by the names of parameters. Empty before the first step."""
+def _load_parts(
+    path: Path, model: CLIP, optimizer: torch.optim.Optimizer, others: Mapping[str, torch.Tensor]
+) -> None:
+    """Restore a checkpoint in parts, or into a model in parts."""
+    weights = trainable_state(model)
+    sizes = sizes_of_parts(path)
+    state = {}
+    for key in sizes.keys() - weights.keys() - others.keys():
+        _, _, name = key.partition("/")
+        like = weights.get(name)
+        if like is not None and like.shape == sizes[key]:
+            state[key] = torch.zeros_like(like, requires_grad=False)
+        else:
+            state[key] = torch.zeros(sizes[key])
+    read_parts(path, {**weights, **others, **state})
+    restore_optimizer(model, optimizer, state)
+
+
+def optimizer_tensors(model: CLIP, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """AdamW's state by the name of the parameter; empty before the first step."""
     return {
         f"{key}/{name}": value
         for name, parameter in model.named_parameters()
@@ -246,7 +325,7 @@ def _optimizer_tensors(model: CLIP, optimizer: torch.optim.Optimizer) -> dict[st
     }
 
 
-def _restore_optimizer(
+def restore_optimizer(
     model: CLIP, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
 ) -> None:
     named = dict(model.named_parameters())

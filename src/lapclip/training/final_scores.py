@@ -19,7 +19,6 @@ from lapclip.evaluation.short_questions import (
     short_questions,
 )
 from lapclip.training.frozen_features import with_features
-from lapclip.training.ranks_in_a_run import encoding_together, load_together, share_best_model
 
 if TYPE_CHECKING:
     from lapclip.training.run_parts import RunParts
@@ -78,23 +77,18 @@ def score_embeddings(
 
 def embed_final(trainer: Trainer) -> FinalVectors:
     """Embed the final split with the best model, and with a trained start as well."""
-    share_best_model(trainer)
     pairs = trainer.data.final[1]
-    best = load_together(trainer, lambda: _load(trainer, trainer.run.path))
-    questions = None
+    best = _load(trainer, trainer.run.path)
+    questions = question_vectors = start_vectors = None
     if not trainer.data.classes:  # captions that are names of classes have no phrases
         questions = short_questions(pairs.captions)
-    question_vectors = None
-    with encoding_together(best, trainer):
-        best_vectors = best.encode_pairs(pairs)
-        if questions:
-            question_vectors = best.encode_text(questions.texts)
-    start_vectors = None
+    best_vectors = best.encode_pairs(pairs)
+    if questions:
+        question_vectors = best.encode_text(questions.texts)
     if trainer.config.train.start:
-        start = load_together(trainer, lambda: _load(trainer, trainer.run.start))
+        start = _load(trainer, trainer.run.start)
         start = with_features(start, trainer.features, trainer.step)
-        with encoding_together(start, trainer):
-            start_vectors = start.encode_pairs(pairs)
+        start_vectors = start.encode_pairs(pairs)
     return FinalVectors(best, best_vectors, questions, question_vectors, start_vectors)
 
 

@@ -32,7 +32,6 @@ from lapclip.errors import DataError
 from lapclip.evaluation.closed_form import fit_cca, normed
 from lapclip.fingerprint import frozen_fingerprint
 from lapclip.machine.desktop import ends_in_order
-from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.model.clip import CLIP
 from lapclip.model.pretrained_towers import PretrainedTower
 from lapclip.paths import cache_folder, sweep, write_atomic
@@ -40,6 +39,7 @@ from lapclip.progress import DataProgress, Progress
 from lapclip.text import duration
 from lapclip.text import size as size_text
 from lapclip.together import name_here
+from lapclip.training.distributed import ALONE, Ranks
 from lapclip.training.step import TrainStep
 
 IMAGES, CAPTIONS = 32, 64
@@ -307,7 +307,7 @@ class _FeatureMaker:
             return self._image_features(self._step.worker, pixels, boxes[at, rows])
 
         def blocks() -> Iterator[np.ndarray]:
-            made = self._ranks.computed_in_shares(chunks, compute)
+            made = self._ranks.compute_in_shares(compute, chunks)
             for (at, rows), block in zip(chunks, made, strict=True):
                 done = at * count + rows.stop
                 self._report(done, views * count, "the pretrained network reads images")
@@ -325,7 +325,7 @@ class _FeatureMaker:
             return self._image_features(self._step.model, pixels[rows], None)
 
         def blocks() -> Iterator[np.ndarray]:
-            made = self._ranks.computed_in_shares(chunks, compute)
+            made = self._ranks.compute_in_shares(compute, chunks)
             for rows, block in zip(chunks, made, strict=True):
                 self._report(rows.stop, len(pixels), "the pretrained network reads held-out images")
                 yield block
@@ -373,7 +373,7 @@ class _FeatureMaker:
                 numbers = range(rows.start, rows.stop)
                 order = sorted(numbers, key=lengths.__getitem__)
                 chunks = [order[some] for some in _slices(len(order), CAPTIONS)]
-                made = self._ranks.computed_in_shares(chunks, compute)
+                made = self._ranks.compute_in_shares(compute, chunks)
                 by_number: dict[int, np.ndarray] = {}
                 for chosen, features in zip(chunks, made, strict=True):
                     for at, row in zip(chosen, features, strict=True):
@@ -402,7 +402,7 @@ class _FeatureMaker:
         path = array_path(tower, about, self._data.fingerprint, dtype)
         array = read_array(path)
         fits = array is not None and array.shape[: len(rows)] == rows
-        if self._ranks.agreed(None if fits else "not cached"):
+        if self._ranks.first_reason(None if fits else "not cached"):
             self.found = False
             array = self._compute(
                 path, rows, blocks(), halve=dtype != "float32" and about[0] == "train"
@@ -426,7 +426,7 @@ class _FeatureMaker:
                 yield block
 
         needed = math.prod(shape) * kind.itemsize
-        if self._ranks.agreed(None if has_room(path, needed) else "no room"):
+        if self._ranks.first_reason(None if has_room(path, needed) else "no room"):
             size = f"{needed / 1e9:,.1f} GB"
             raise NotCacheable(
                 f"features find no room, they would take {size}, more than half of what the disk has left"

@@ -13,7 +13,7 @@ from lapclip.runs import events
 from lapclip.runs.trend import deciding_score
 from lapclip.training.checkpoint import save_model
 from lapclip.training.final_scores import score_embeddings
-from lapclip.training.ranks_in_a_run import encoding_together
+from lapclip.training.ranks_in_a_run import agree_on_progress, encoding_together
 
 if TYPE_CHECKING:
     from lapclip.training.trainer import Trainer
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 def evaluate_held_out(trainer: Trainer, number: int) -> None:
     """Score the held-out pairs after a step, and save the model if it is the best so far."""
     began, epoch = time.perf_counter(), trainer.plan.epoch(number)
-    with encoding_together(trainer.embedder, trainer):
+    with encoding_together(trainer.embedder, trainer.ranks):
         images, texts, owner = trainer.embedder.encode_pairs(trainer.data.held_out)
-    if not trainer.ranks.writes:
-        return
     scores = score_embeddings(images, texts, owner, trainer.config.train.batch_size)
     merit = merit_of(scores, images, trainer)
-    is_best = merit > trainer.progress.best_score
-    if is_best:
+    if merit > trainer.progress.best_score:
         trainer.advance(best_score=merit, best_step=number)
-        save_model(trainer.embedder, trainer.run.model, trainer.progress)
+    agree_on_progress(trainer)
+    is_best = trainer.progress.best_step == number
+    if is_best:
+        save_model(trainer.embedder, trainer.run.model, trainer.progress, trainer.ranks)
     trainer.log.append(
         events.Evaluation(
             step=number,

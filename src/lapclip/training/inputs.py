@@ -1,4 +1,4 @@
-"""What an update works on: the tensors of a batch, by micro-batches, by shards, and on their way to a device.
+"""What an update works on: the tensors of a batch, by micro-batches, by ranks, and on their way to a device.
 
 Shapes: B batch, S image side, C color channels, L tokens.
 """
@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from lapclip.data.batches import Slicing
+from lapclip.data.batches import RankRows, Slicing
 from lapclip.machine.device import Device
 from lapclip.machine.transfer import OnItsWay
 
@@ -42,12 +44,10 @@ class Inputs:
     """The side of the images that the tower sees, in pixels."""
     lengths: tuple[int, ...] = ()
     """Tokens of the longest caption in each of so many equal parts of the batch; empty takes them all as one."""
-    shards: tuple[int, ...] = ()
-    """Pairs of each shard, which follow each other; empty where the batch is one."""
-    shard_lengths: tuple[tuple[int, ...], ...] = ()
-    """What `lengths` says, for each shard."""
-    own_shards: range | None = None
-    """The shards whose rows large tensors have; None where they have all."""
+    row_counts: tuple[int, ...] = ()
+    """Pairs of each rank, which follow each other. Empty for a process that takes all."""
+    rank: int = 0
+    """This process, if there are several ranks."""
     image_features: Tensor | None = None
     """Output of the frozen part of the image tower. The images are empty then."""
     text_features: Tensor | None = None
@@ -100,37 +100,42 @@ class Inputs:
         moved = {name: tensor.to(device.torch) for name, tensor in self.tensors().items()}
         return self.with_tensors(moved)
 
-    def in_order(self, rows_B: Tensor) -> Inputs:
-        """Return the same pairs in another order.
+    def of_rank(self, ranks: RankRows, lengths: tuple[int, ...]) -> Inputs:
+        """Return the pairs in the order of ranks, and which of them are this rank's.
 
-        What was loaded for some shards alone is in their order already. Images that features stand in for are empty.
+        Tensors of own rows alone are in that order already. `lengths` are those of this rank's captions.
         """
+        order = torch.from_numpy(np.concatenate(ranks.rows))
         moved = {}
         for name, tensor in self.tensors().items():
             slicing = self.slicing_of(name)
-            is_in_order = slicing is Slicing.OWN_ROWS and self.own_shards is not None
-            if is_in_order or slicing is Slicing.WHOLE or not len(tensor):
-                continue
-            moved[name] = tensor[rows_B]
+            if slicing in (Slicing.ROWS, Slicing.ROWS_AND_COLUMNS):
+                moved[name] = tensor[order]
             if slicing is Slicing.ROWS_AND_COLUMNS:
-                moved[name] = moved[name][:, rows_B]
-        return self.with_tensors(moved)
+                moved[name] = moved[name][:, order]
+        ordered = self.with_tensors(moved)
+        return replace(ordered, row_counts=ranks.counts, rank=ranks.rank, lengths=lengths)
 
-    def shard(self, number: int) -> Inputs:
-        """Return the pairs of one shard."""
-        first, size = sum(self.shards[:number]), self.shards[number]
-        loaded = range(len(self.shards)) if self.own_shards is None else self.own_shards
-        assert number in loaded, "a shard that another rank computes"
-        first_loaded = first - sum(self.shards[: loaded.start])
-        own = {}
+    @property
+    def own(self) -> slice | None:
+        """The rows of this rank. None if it has all."""
+        if not self.row_counts:
+            return None
+        first = sum(self.row_counts[: self.rank])
+        return slice(first, first + self.row_counts[self.rank])
+
+    def own_rows(self) -> Inputs:
+        """Return the pairs of this rank."""
+        if self.own is None:
+            return self
+        some = {}
         for name, tensor in self.tensors().items():
             slicing = self.slicing_of(name)
             if slicing is Slicing.OWN_ROWS:
-                own[name] = aligned(tensor[first_loaded : first_loaded + size])
+                some[name] = aligned(tensor)
             elif slicing is not Slicing.WHOLE:
-                own[name] = tensor[first : first + size]
-        alone = replace(self, shards=(), shard_lengths=(), own_shards=None)
-        return replace(alone.with_tensors(own), lengths=self.shard_lengths[number])
+                some[name] = tensor[self.own]
+        return replace(self.with_tensors(some), row_counts=())
 
 
 @dataclass(frozen=True)

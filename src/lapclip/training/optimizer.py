@@ -14,6 +14,7 @@ from lapclip.machine.adamw import AdamW
 from lapclip.machine.device import Device
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import depth_of, parts_of
+from lapclip.training.distributed import gather_parts, is_sharded, local_part, own_part, whole
 
 MOMENTUM = 0.95
 """Muon's memory of the gradient."""
@@ -30,14 +31,16 @@ def make_optimizer(model: CLIP, config: TrainConfig, device: Device) -> torch.op
     Each group has its share of the rate. With Muon the matrices of blocks are groups of their own.
     """
     graph = "graph" in config.compile and device.records_graphs
-    groups: dict[tuple[float, bool, bool], list[Tensor]] = {}
+    groups: dict[tuple[float, bool, bool, bool], list[Tensor]] = {}
     shares = rate_shares(model, config)
     of_matrices = config.matrix_rate / config.learning_rate if config.learning_rate else 0.0
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             muon = config.optimizer == "muon" and is_matrix_of_block(name, parameter)
             share = shares[name] * (of_matrices if muon else 1.0)
-            groups.setdefault((share, is_decayed(name, parameter), muon), []).append(parameter)
+            # One kernel updates a group, and takes tensors that are all whole or all in parts.
+            group = (share, is_decayed(name, parameter), muon, is_sharded(parameter))
+            groups.setdefault(group, []).append(parameter)
     kind = Muon if config.optimizer == "muon" else AdamW
     return kind(
         [
@@ -51,7 +54,7 @@ def make_optimizer(model: CLIP, config: TrainConfig, device: Device) -> torch.op
                 "share": share,
                 "muon": muon,
             }
-            for (share, decayed, muon), parameters in sorted(
+            for (share, decayed, muon, _), parameters in sorted(
                 groups.items(), reverse=True, key=lambda group: group[0]
             )
         ],
@@ -135,27 +138,28 @@ class Muon(AdamW):
         for parameter in group["params"]:
             shapes.setdefault(parameter.shape, []).append(parameter)
         for shape, parameters in shapes.items():
-            momentum = torch.stack([self._momentum(parameter) for parameter in parameters])
+            momentum = torch.stack([local_part(self._momentum(one)) for one in parameters])
             gradient = torch.stack(
-                [parameter.grad for parameter in parameters if parameter.grad is not None]
+                [local_part(one.grad) for one in parameters if one.grad is not None]
             )
             if divisor is not None:
                 gradient = gradient / divisor
             if overflowed is not None:
                 gradient = torch.where(overflowed.bool(), momentum, gradient)
             momentum.lerp_(gradient, 1 - MOMENTUM)
-            ahead = gradient.lerp_(momentum, MOMENTUM)
+            ahead = gather_parts(gradient.lerp_(momentum, MOMENTUM), parameters)
             turned = orthogonal(ahead.flatten(2)).reshape(ahead.shape)
             for parameter, its_momentum, direction in zip(
                 parameters, momentum, turned, strict=True
             ):
-                self.state[parameter]["momentum"].copy_(its_momentum)
+                local_part(self.state[parameter]["momentum"]).copy_(its_momentum)
+                weight, direction = local_part(parameter), own_part(direction, parameter)
                 if len(shape) == 2:
-                    parameter.mul_(1 - rate * group["weight_decay"])
-                    parameter.sub_(direction * (rate * math.sqrt(max(1.0, shape[0] / shape[1]))))
+                    weight.mul_(1 - rate * group["weight_decay"])
+                    weight.sub_(direction * (rate * math.sqrt(max(1.0, shape[0] / shape[1]))))
                 else:
-                    parameter.sub_(direction * rate)
-                    parameter.mul_(math.sqrt(shape[0]) / parameter.norm())
+                    weight.sub_(direction * rate)
+                    weight.mul_(math.sqrt(shape[0]) / whole(parameter.norm()))
 
     def _momentum(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]

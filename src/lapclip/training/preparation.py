@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from lapclip.config import AUTO, SECTIONS, Config, Layer, TrainConfig, build_config, replace_in
 from lapclip.data.dataset import DataSet, count_seen, seen_by
@@ -29,7 +29,6 @@ from lapclip.machine.choose_device import (
     prepare_device,
 )
 from lapclip.machine.device import Device
-from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.measure.phases import Laps
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import DataProgress
@@ -37,9 +36,9 @@ from lapclip.runs.events import mapping, read_events
 from lapclip.runs.folder import Run
 from lapclip.suggest import command
 from lapclip.together.bundle import load_again
+from lapclip.training.distributed import ALONE, Ranks
 from lapclip.training.initial_weights import InitialWeights, restore_initial_weights
 from lapclip.training.objectives import Objectives
-from lapclip.training.ranks_in_a_run import check_teacher_was_sent, fit_to_ranks, share_again
 from lapclip.training.recovery import changes_so_far, explain_memory
 from lapclip.training.request import Callbacks, RunRequest
 from lapclip.training.resolvers import (
@@ -70,9 +69,6 @@ from lapclip.training.trackers import check_tracker
 from lapclip.tuning.kernels import KERNELS, check_kernels
 from lapclip.tuning.resolve import is_partly_frozen, refuse_what_cannot_fit
 
-if TYPE_CHECKING:
-    from lapclip.training.ranks_in_a_run import Loaded
-
 
 def prepare(
     request: RunRequest,
@@ -85,7 +81,6 @@ def prepare(
     `laps` receives how long each part takes.
     """
     laps = laps or Laps()
-    request = fit_to_ranks(request, ranks)
     context = Context(request, ranks, callbacks.tuning_progress)
     # Refuse first what is not available here. The data may take long.
     found = find_device(request.config.train.device)
@@ -97,7 +92,7 @@ def prepare(
             callbacks.tuning_progress("whether the accelerator computes what the CPU computes")
             check = background.submit(warm_up_devices, request.config.train)
             # Threads of a rank do not know its device, and a teacher needs the device itself.
-            if ranks is not ALONE or request.config.train.teacher:
+            if ranks.is_distributed or request.config.train.teacher:
                 check.result()
         laps.lap("settings")
         inputs = gather(context, callbacks.data_progress)
@@ -145,7 +140,6 @@ def gather(context: Context, progress: DataProgress | None) -> RunInputs:
     config = resolve(request.config, context, BEFORE_DATA)
     Objectives(config.train).check()
     teacher = open_teacher(config)  # before the data: one that cannot be used costs no time
-    context.ranks.announce(asdict(config))
     context.data = load_data(config.data, View.of(config.model), progress, request.table)
     if teacher:
         context.teacher = compute_teacher_embeddings(teacher, config, context.data, progress)
@@ -214,30 +208,19 @@ def prepare_again(
     saved: dict[str, Any],
     progress: DataProgress | None,
     ranks: Ranks = ALONE,
-    *,
-    features: bool = True,
-    loaded: Loaded | None = None,
 ) -> RunParts:
-    """Prepare a run that is resumed, with the settings, tokenizer and device that it began with.
-
-    `features` are computed by all ranks; without it they are in this rank's cache. `loaded` is the
-    data, if this rank has loaded it already.
-    """
-    inputs = gather_again(run, saved, progress, ranks, loaded)
+    """Prepare a run that is resumed, with the settings, tokenizer and device that it began with."""
+    inputs = gather_again(run, saved, progress)
     check_tracker(inputs.config.work.track)
-    # With the shards that the run began with: the order of streamed data depends on them.
     plan = make_plan(inputs.config, inputs.data, inputs.tokenizer, inputs.teacher)
     config, device = restore_device(run, inputs.config)
-    inputs = replace(inputs, config=share_again(config, ranks, device))
-    return assemble(inputs, plan, device, progress, ranks if features else ALONE)
+    return assemble(replace(inputs, config=config), plan, device, progress, ranks)
 
 
 def gather_again(
     run: Run,
     saved: dict[str, Any],
     progress: DataProgress | None,
-    ranks: Ranks = ALONE,
-    loaded: Loaded | None = None,
 ) -> RunInputs:
     """Load what a resumed run needs: its settings, data, tokenizer, initial weights and teacher."""
     if "reasons" not in saved:
@@ -248,10 +231,8 @@ def gather_again(
     layer = Layer(str(run.settings), {section: saved.get(section, {}) for section in SECTIONS})
     changes = Layer(str(run.events), {"train": changes_so_far(read_events(run.events))})
     config = build_config([layer, changes], SHAPES)
-    if ranks.writes:
-        ranks.announce(asdict(config))
     fingerprint = str(saved["run"].get("data_fingerprint"))
-    data = _load_same_data(run, config, fingerprint, progress, loaded)
+    data = _load_same_data(run, config, fingerprint, progress)
     # Learned once: another release of the library that learns it might number tokens differently.
     tokenizer = load_tokenizer(run.tokenizer) or fit_vocabulary(config, data)[1]
     with _on_another_machine(run):
@@ -264,7 +245,6 @@ def gather_again(
                 f"{run.path} cannot go on: {error.message}", hint="more free memory"
             ) from None
     teacher_digest = saved["run"].get("teacher_digest", "")
-    check_teacher_was_sent(config, data, teacher_digest)
     return RunInputs(
         recipe=str(saved["run"].get("recipe")),
         config=config,
@@ -282,14 +262,10 @@ def _load_same_data(
     config: Config,
     fingerprint: str,
     progress: DataProgress | None,
-    loaded: Loaded | None,
 ) -> DataSet:
     """Load the data that the run began with, or refuse to continue."""
-    if loaded and loaded.fits(config):
-        data = loaded.data
-    else:
-        with _hint_at_moved_data(run, config.data.source):
-            data = load_again(config, fingerprint, progress)
+    with _hint_at_moved_data(run, config.data.source):
+        data = load_again(config, fingerprint, progress)
     if data.fingerprint != fingerprint:
         changed = find_source(config.data.source).what_changed(config.data)
         raise RunError(

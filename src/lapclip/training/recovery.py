@@ -139,14 +139,8 @@ def decide(error: BaseException, train: TrainConfig, step: int) -> Change | None
 
 
 def half_micro_batch(train: TrainConfig) -> int | None:
-    """Return half the micro-batch, or None if it is one pair already.
-
-    A batch that is divided into shards goes through the towers shard by shard, so a micro-batch is
-    at most a shard then.
-    """
+    """Return half the micro-batch, or None if it is one pair already."""
     now = min(train.micro_batch or train.batch_size, train.batch_size)
-    if train.micro_batch and train.shards > 1:
-        now = min(now, -(-train.batch_size // train.shards))
     return now // 2 if now > 1 else None
 
 

@@ -19,14 +19,13 @@ from lapclip.data.sources import find_source
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.errors import ConfigError
 from lapclip.machine.device import Device
-from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.progress import Status
 from lapclip.text import counted
+from lapclip.training.distributed import ALONE, Ranks
 from lapclip.training.frozen_features import start_heads
 from lapclip.training.initial_weights import InitialWeights, find_initial_weights
 from lapclip.training.minutes import fit_minutes
 from lapclip.training.objectives.contrastive import LOSSES
-from lapclip.training.ranks_in_a_run import choose_shards
 from lapclip.training.request import RunRequest
 from lapclip.training.run_parts import RunParts, longest_caption, make_plan
 from lapclip.training.teacher import TeacherEmbeddings
@@ -207,13 +206,12 @@ def device(config: Config, context: Context) -> Choice:
     return resolved.config, resolved.reasons.get("train.device")
 
 
-def shards(config: Config, context: Context) -> Choice:
-    """Divide the batch for several ranks."""
-    is_set = context.request.is_set("train", "shards")
-    settled, reason = choose_shards(config, context.device, context.ranks, is_set=is_set)
-    if settled.train.shards != config.train.shards:
-        context.plan = make_plan(settled, context.data, context.tokenizer, context.teacher)
-    return settled, reason
+def threads(config: Config, context: Context) -> Choice:
+    """Give every rank as many threads as the smallest computer has for one: results depend on the number."""
+    if not context.ranks.is_distributed or config.train.threads != AUTO:
+        return config, None
+    reason = "what the rank with the fewest cores has"
+    return replace_in(config, "train", threads=context.ranks.threads), reason
 
 
 def micro_batch(config: Config, context: Context) -> Choice:
@@ -285,7 +283,6 @@ WITH_DATA: dict[str, Resolver] = {
 }
 WITH_BATCHES: dict[str, Resolver] = {
     "train.device": device,
-    "train.shards": shards,
 }
 WITH_MODEL: dict[str, Resolver] = {
     "train.micro_batch": micro_batch,

@@ -13,18 +13,18 @@ from lapclip.data.batches import BatchPlan, Views
 from lapclip.data.dataset import DataSet
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.embedder import Embedder
-from lapclip.machine.device import Device
-from lapclip.machine.ranks import ALONE, Ranks
+from lapclip.machine.device import DTYPES, Device
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import freeze
 from lapclip.progress import DataProgress
 from lapclip.runs.folder import FORMAT
 from lapclip.seeding import derived_seed
 from lapclip.training.cuda_graph import make_step
+from lapclip.training.distributed import ALONE, Ranks, shard_towers
 from lapclip.training.frozen_features import CachedFeatures, cache_features, with_features
 from lapclip.training.initial_weights import InitialWeights
 from lapclip.training.objectives import Objectives
-from lapclip.training.ranks_in_a_run import share_set_up
+from lapclip.training.ranks_in_a_run import share_inputs
 from lapclip.training.step import TrainStep
 from lapclip.training.teacher import TeacherEmbeddings
 
@@ -84,7 +84,7 @@ def assemble(
 ) -> RunParts:
     """Build the model, and compute the features of its frozen part. `ranks` share that work."""
     step, embedder = build(inputs.config, inputs.tokenizer, device, inputs.initial_weights)
-    share_set_up(inputs, saved_settings(inputs), step, embedder, ranks)
+    share_inputs(inputs, saved_settings(inputs), embedder, ranks)
     features = cache_features(step, embedder, plan, inputs.data, inputs.config, progress, ranks)
     if features and features.summary:
         inputs = replace(inputs, reasons=inputs.reasons | {"train.features": features.summary})
@@ -99,9 +99,16 @@ def assemble(
 
 
 def build(
-    config: Config, tokenizer: Tokenizer, device: Device, initial: InitialWeights | None
+    config: Config,
+    tokenizer: Tokenizer,
+    device: Device,
+    initial: InitialWeights | None,
+    ranks: Ranks = ALONE,
 ) -> tuple[TrainStep, Embedder]:
-    """Return the model as it starts, once with its optimizer to train, once to embed."""
+    """Return the model as it starts, once with its optimizer to train, once to embed.
+
+    With `ranks` each of them has a part of every weight.
+    """
     train = config.train
     if initial:
         model = initial.take()
@@ -110,6 +117,9 @@ def build(
     Objectives(train).start(model, is_new=not train.start)
     model.to(device.torch)
     freeze(model, train)
+    if ranks.is_distributed:
+        half = None if train.dtype == "float32" else DTYPES[train.dtype]
+        shard_towers(model, ranks, half, DTYPES[train.exchange])
     step = make_step(model, train, device)
     embedder = Embedder(model, tokenizer, device)
     if train.micro_batch:
@@ -137,7 +147,6 @@ def make_plan(
         train.symbol_dropout,
         views,
         Objectives(train, teacher=teacher.rows if teacher else None),
-        shards=train.shards,
     )
 
 

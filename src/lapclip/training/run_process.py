@@ -10,7 +10,7 @@ from lapclip.config import Config, WorkConfig
 from lapclip.errors import LapclipError
 from lapclip.machine.desktop import Signals, kept_awake
 from lapclip.machine.polite import lower_priority
-from lapclip.machine.ranks import under_torchrun
+from lapclip.machine.torchrun import under_torchrun
 from lapclip.paths import open_own
 from lapclip.runs import events
 from lapclip.runs.events import Event, EventLog

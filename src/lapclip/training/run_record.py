@@ -13,7 +13,7 @@ import torch
 from lapclip import __version__
 from lapclip.data.dataset import save_seen
 from lapclip.data.tokenizers import save_tokenizer
-from lapclip.errors import LapclipError, LostRank
+from lapclip.errors import LapclipError
 from lapclip.evaluation.hubness import draw_bank, save_bank
 from lapclip.machine import facts, system_memory
 from lapclip.measure.phases import Laps
@@ -22,11 +22,10 @@ from lapclip.runs import events
 from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run
 from lapclip.runs.summary import tower_devices
-from lapclip.together import is_restarted
 from lapclip.training.checkpoint import save_model
 from lapclip.training.objectives.contrastive import LOSSES
 from lapclip.training.outcome import TrainOutcome
-from lapclip.training.ranks_in_a_run import company, note_job, shards_note
+from lapclip.training.ranks_in_a_run import company, note_job, save_after_loss
 from lapclip.training.run_parts import RunParts, saved_settings
 
 if TYPE_CHECKING:
@@ -84,10 +83,10 @@ def started_event(trainer: Trainer, parts: RunParts, laps: Laps) -> events.Start
     )
 
 
-def resumed_event(trainer: Trainer, skipped: list[str], shards: int) -> events.Resumed:
+def resumed_event(trainer: Trainer, skipped: list[str]) -> events.Resumed:
     """Return the event of a run that continues from a checkpoint.
 
-    `skipped` are damaged checkpoints, `shards` those that the run began with.
+    `skipped` are damaged checkpoints.
     """
     step, best_step = trainer.progress.step, trainer.progress.best_step
     notes = []
@@ -95,7 +94,7 @@ def resumed_event(trainer: Trainer, skipped: list[str], shards: int) -> events.R
         notes.append(
             f"the best model so far is that of step {best_step:,}, saved after this checkpoint"
         )
-    notes += [*shards_note(trainer, shards), *company(trainer.run, trainer.ranks)]
+    notes += company(trainer.run, trainer.ranks)
     return events.Resumed(
         step=step,
         steps=trainer.steps,
@@ -161,12 +160,8 @@ def record_end(trainer: Trainer, scores: FinalScores) -> None:
 def record_failure(trainer: Trainer, error: Exception) -> None:
     """Write the event of a run that failed."""
     text = str(error) or type(error).__name__
-    if isinstance(error, LostRank):
-        # Ranks wait for each other before an update or after it: it is never half-done.
-        with suppress(Exception):
-            trainer.save()
-        if is_restarted(error):
-            text = error.message
+    if trainer.ranks.count > 1:
+        text = save_after_loss(trainer, error)
     with suppress(LapclipError):
         trainer.log.append(events.Failed(step=trainer.progress.step, error=text))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,12 +12,12 @@ from torch import Tensor
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.machine.device import DTYPES, Device
-from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.machine.transfer import Delivered
 from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import boundary, parts_of
 from lapclip.training.caption_chunks import chunk_lengths, encode_captions
+from lapclip.training.distributed import ALONE, Ranks
 from lapclip.training.head_dropout import HeadDropout
 from lapclip.training.image_views import choose_boxes, draw_crops, view_images
 from lapclip.training.inputs import Inputs, Sent
@@ -25,7 +25,6 @@ from lapclip.training.objectives import Loss, Objectives, Pass
 from lapclip.training.optimizer import apply_gradients
 from lapclip.training.precision import LossScale, RoundedCopy
 from lapclip.training.schedule import image_side
-from lapclip.training.sharded_update import deal_shards, has_shards, take_by_shards
 
 
 @dataclass(frozen=True)
@@ -81,10 +80,6 @@ class TrainStep:
         """The first block of each tower that trains: cached features enter there."""
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._parameters = list(trained.values())
-        self.learnt_in_towers = [
-            p for name, p in trained.items() if name.startswith(("image.", "text."))
-        ]
-        """What trains in the towers. The gradients of the rest come from the loss alone."""
         part_of_name = parts_of(model)
         parts = [part_of_name[name] for name in trained]
         self.parts = list(dict.fromkeys(parts))
@@ -128,7 +123,12 @@ class TrainStep:
     def inputs(self, batch: Batch, step: int) -> Inputs:
         """Return what a step needs, still on the CPU."""
         inputs = self.whole_inputs(batch, step)
-        return deal_shards(self, inputs, batch) if has_shards(self) else inputs
+        if batch.ranks is None:
+            return inputs
+        own_lengths_R = None if batch.lengths_B is None else batch.lengths_B[batch.ranks.own]
+        longest = inputs.tokens_BL.shape[1]
+        lengths = chunk_lengths(own_lengths_R, longest, self.config, self.device)
+        return inputs.of_rank(batch.ranks, lengths)
 
     def whole_inputs(self, batch: Batch, step: int) -> Inputs:
         """Return what a step of the whole batch needs."""
@@ -170,20 +170,18 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         if self.rounded:
             self.rounded.refresh()
-        if inputs.shards:
-            loss = take_by_shards(self, inputs, watch)
-        elif self.is_cut(inputs):
+        if self.is_cut(inputs):
             loss = self._in_micro_batches(inputs, watch)
         else:
             loss = self._whole(inputs, watch)
+        metrics = self._sum_over_ranks(loss, watch)
         with watch.phase("optimizer"):
             grad_norm, part_norms = self._gradient_norms()
-            scalars = {**loss.metrics, "grad_norm": grad_norm}
-            # Copied before the weights change: the logit scale is one of them.
-            values = torch.cat([torch.stack(list(scalars.values())), part_norms])
+            # Copied before the weights change: the logit scale is one of the metrics.
+            values = torch.cat([metrics, grad_norm[None], part_norms])
             self._optimize(grad_norm)
             self.model.hold_temperature()
-        return DeviceMetrics(list(scalars), values)
+        return DeviceMetrics([*loss.metrics, "grad_norm"], values)
 
     @torch.no_grad()
     def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -258,7 +256,7 @@ class TrainStep:
 
     def _whole(self, inputs: Inputs, watch: Stopwatch) -> Loss:
         """Take the loss and gradients of a batch that fits in memory."""
-        loss = self.take_loss(inputs, self.encode(inputs, watch), watch)
+        loss = self.take_loss(inputs, self.encode(inputs.own_rows(), watch), watch)
         with watch.phase("backward"):
             if self.rounded:
                 self.rounded.hand_over()
@@ -270,75 +268,61 @@ class TrainStep:
         The embeddings of the whole batch are computed without a graph; the loss over all pairs gives the gradient of
         each embedding; then the towers run again, a micro-batch at a time, and carry those gradients to the weights.
         """
+        own = inputs.own_rows()
+        cuts = self.ranks.cut_micro_batches(len(own), inputs.row_counts, self.config.micro_batch)
         with torch.no_grad():
-            encoded = [self.encode(part, watch) for part in self.micro_batches(inputs)]
+            encoded = [self.encode(own.rows(cut.start, cut.stop), watch) for cut in cuts]
         embeddings = {
             name: torch.cat([part[name] for part in encoded]).requires_grad_()
             for name in encoded[0]
         }
         loss = self.take_loss(inputs, embeddings, watch)
-        self.carry(inputs, gradients_of(embeddings), watch)
+        gradients = gradients_of(embeddings)
+        for cut in cuts:
+            self.ranks.will_sum(self.model, is_last=cut is cuts[-1])
+            embeddings = self.encode(own.rows(cut.start, cut.stop), watch)
+            its_gradients = [gradients[name][cut] for name in embeddings]
+            with watch.phase("backward"):
+                torch.autograd.backward(list(embeddings.values()), its_gradients)
+                if self.rounded:
+                    self.rounded.hand_over()
         return loss
 
-    def take_loss(
-        self,
-        inputs: Inputs,
-        embeddings: Mapping[str, Tensor],
-        watch: Stopwatch,
-        own: slice | None = None,
-    ) -> Loss:
+    def take_loss(self, inputs: Inputs, embeddings: Mapping[str, Tensor], watch: Stopwatch) -> Loss:
         """Compute the loss and carry its gradients back: to the weights, or to embeddings that are leaves.
 
-        With `own`, only what these rows add to the loss.
+        Of several ranks each computes what its own rows add to the loss.
         """
         with watch.phase("forward"):
-            loss = self.objectives.loss(self.model, inputs, embeddings, own)
+            embeddings = self.ranks.gather(embeddings, inputs.row_counts)
+            loss = self.objectives.loss(self.model, inputs, embeddings, inputs.own)
         with watch.phase("backward"):
             self.scaled(loss.total).backward()
         return loss
 
-    def carry(
-        self,
-        inputs: Inputs,
-        gradients: Mapping[str, Tensor],
-        watch: Stopwatch,
-        around_last: AbstractContextManager[None] | None = None,
-    ) -> None:
-        """Carry the gradients of embeddings to the weights, a micro-batch at a time.
-
-        `around_last` is entered for the last backward pass, and takes over its gradients itself, those of the
-        rounded copy too (`sharded_update.handing_on`).
-        """
-        size = self.config.micro_batch
-        for first in range(0, len(inputs), size):
-            embeddings = self.encode(inputs.rows(first, first + size), watch)
-            is_last = first + size >= len(inputs)
-            around = around_last if is_last else None
-            its_gradients = [gradients[name][first : first + size] for name in embeddings]
-            with watch.phase("backward"), around or nullcontext():
-                torch.autograd.backward(list(embeddings.values()), its_gradients)
-                if self.rounded and around is None:
-                    self.rounded.hand_over()
+    def _sum_over_ranks(self, loss: Loss, watch: Stopwatch) -> Tensor:
+        """Sum gradients over ranks, and return the metrics of the whole batch."""
+        metrics = torch.stack(list(loss.metrics.values()))
+        if self.ranks.is_distributed:
+            with watch.phase("exchange"):
+                self.ranks.sum_gradients(self._parameters, DTYPES[self.config.exchange])
+                metrics = self.ranks.sum_metrics(metrics, list(loss.metrics))
+        return metrics
 
     def is_cut(self, inputs: Inputs) -> bool:
         """Return whether a batch is too large for memory, so that only micro-batches of it have a graph at once."""
-        return 0 < self.config.micro_batch < len(inputs)
+        rows = max(inputs.row_counts, default=len(inputs))
+        return 0 < self.config.micro_batch < rows
 
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss for the backward pass: larger in float16, which is coarse near 0."""
         return loss if self.loss_scale is None else loss * self.loss_scale.scale
 
-    def micro_batches(self, inputs: Inputs) -> Iterator[Inputs]:
-        """Yield slices of a micro-batch each. What was drawn for the batch, such as crops, is sliced with it."""
-        size = self.config.micro_batch
-        for first in range(0, len(inputs), size):
-            yield inputs.rows(first, first + size)
-
     def _gradient_norms(self) -> tuple[Tensor, Tensor]:
         """Return the norm of all gradients, and of each part of the model."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         assert len(gradients) == len(self._parameters), "what trains has a gradient"
-        norms = torch.stack(torch._foreach_norm(gradients))  # pyright: ignore[reportPrivateImportUsage]
+        norms = self.ranks.norms(gradients)
         if self.loss_scale is not None:
             norms = norms / self.loss_scale.scale
         squares = norms**2

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lapclip.config import AUTO, Config, replace_in
+from lapclip.config import AUTO, FSDP, Config, replace_in
 from lapclip.data.batches import Batch, BatchPlan
 from lapclip.data.dataset import DataSet
 from lapclip.data.tokenizers import Tokenizer
@@ -19,7 +19,6 @@ from lapclip.errors import RunError
 from lapclip.machine.choose_device import device_of, prepare_device
 from lapclip.machine.device import Device
 from lapclip.machine.polite import PolitePauses
-from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.machine.sensors import Sensors
 from lapclip.machine.system_memory import SwapWatch
 from lapclip.measure.phases import Laps, Stopwatch, measures_phases
@@ -28,6 +27,7 @@ from lapclip.runs.events import Event, EventLog, read_events
 from lapclip.runs.folder import Run
 from lapclip.training import checkpoint, final_scores, ranks_in_a_run, run_record
 from lapclip.training.checkpoint import Progress
+from lapclip.training.distributed import ALONE, Ranks
 from lapclip.training.feed import feed
 from lapclip.training.final_scores import FinalScores
 from lapclip.training.frozen_features import CachedFeatures, with_features
@@ -38,7 +38,7 @@ from lapclip.training.outcome import TrainOutcome
 from lapclip.training.pauses import check_swap, pause_if_polite
 from lapclip.training.preparation import prepare, prepare_again
 from lapclip.training.probes import ProbeCaptions, own_captions
-from lapclip.training.recovery import Change, NumberCheck, train_with_recovery
+from lapclip.training.recovery import Change, NumberCheck, decide, train_with_recovery
 from lapclip.training.request import Callbacks, RunRequest
 from lapclip.training.run_parts import RunParts, build
 from lapclip.training.run_process import recording, stop_signals
@@ -135,8 +135,7 @@ class Trainer:
         if skipped is None:  # killed before its first step
             trainer.first_event = run_record.started_event(trainer, parts, laps)
         else:
-            shards = saved["train"].get("shards", 1)
-            trainer.first_event = run_record.resumed_event(trainer, skipped, shards)
+            trainer.first_event = run_record.resumed_event(trainer, skipped)
         return trainer
 
     @classmethod
@@ -151,7 +150,6 @@ class Trainer:
         """Return the trainer of a run that was prepared, before its first step."""
         work = parts.config.work
         is_polite = work.polite and ranks.writes
-        ranks_in_a_run.shared_by(parts.step, ranks)
         return cls(
             run=run,
             config=parts.config,
@@ -165,7 +163,7 @@ class Trainer:
             features=parts.features,
             probes=ProbeCaptions(parts.data.held_out, own_captions(work.ask), run.images),
             polite_pauses=PolitePauses(work.battery) if is_polite else None,
-            swap_watch=None if ranks.many else SwapWatch(),  # one rank cannot change alone
+            swap_watch=SwapWatch() if ranks.count == 1 else None,  # one rank cannot change alone
             callbacks=callbacks,
             ranks=ranks,
             began=time.perf_counter() if began is None else began,
@@ -181,14 +179,13 @@ class Trainer:
         with signals, recording(self.run, callbacks, self.config) as log:
             self.log = log
             log.append(self.first_event)
-            ranks_in_a_run.share_run(self)
+            ranks_in_a_run.share_start(self)
             self.stop_reason = lambda: signals.reason() or callbacks.stop_reason()
             try:
                 scores = self.run_to_end()
             except Exception as error:
                 run_record.record_failure(self, error)
                 raise
-            self.rank_reports.record_truth(self.run)
             seconds = time.perf_counter() - self.began
             return run_record.outcome_of(self, scores, seconds, signals.received)
 
@@ -196,7 +193,7 @@ class Trainer:
         """Train and score, and recover from failures. None if the run was stopped."""
         scores = train_with_recovery(self)
         if scores is None:
-            self.ranks.check_stop(self.stopped_by)
+            ranks_in_a_run.check_stop(self)
         return scores
 
     def train(self) -> FinalScores | None:
@@ -210,7 +207,6 @@ class Trainer:
             return self.finish()
         loader_threads = self.config.train.loader_threads
         threads = 1 if loader_threads == AUTO else int(loader_threads)
-        self.plan = ranks_in_a_run.own_batches(self.plan, self.config.train.shards, self.ranks)
         first = self.progress.step + 1
         with feed(self.plan, self.step, first, self.steps, threads) as batches:
             self.take_steps(batches)
@@ -227,7 +223,7 @@ class Trainer:
             step_began = time.perf_counter()
             self.take_step(number, batches)
             self.advance(step=number, training_seconds=time.perf_counter() - began)
-            reason = self.ranks.agreed(self.why_stop())
+            reason = self.ranks.first_reason(self.why_stop())
             self.rank_reports.record(self, number, time.perf_counter() - step_began)
             if is_evaluation_due(number, train, steps_per_epoch):
                 self.evaluate(number)
@@ -288,14 +284,12 @@ class Trainer:
         """Score the held-out pairs, and save the model if it is the best so far."""
         self.record_pending()
         evaluate_held_out(self, number)
-        ranks_in_a_run.agree_on_progress(self)
 
     def finish(self) -> FinalScores:
         """Score the best model on the final split, and record the end of the run."""
-        vectors = final_scores.embed_final(self)
         if not self.ranks.writes:
             return FinalScores({})  # the rank that writes has them
-        ranks_in_a_run.close_ranks(self)
+        vectors = final_scores.embed_final(self)
         scores = final_scores.compute_final_scores(self, vectors)
         run_record.record_end(self, scores)
         checkpoint.keep_newest(
@@ -307,12 +301,17 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint of a state whose metrics are known to be numbers."""
         self.record_pending()
-        if not self.ranks.writes:
-            return
         began, step = time.perf_counter(), self.step
         path = checkpoint.save_checkpoint(
-            self.run.checkpoints, step.model, step.optimizer, self.progress, step.others
+            self.run.checkpoints,
+            step.model,
+            step.optimizer,
+            self.progress,
+            step.others,
+            self.ranks,
         )
+        if path is None:
+            return  # the writer has it
         size = sum(file.stat().st_size for file in path.iterdir())
         seconds = time.perf_counter() - began
         self.log.append(
@@ -346,7 +345,9 @@ class Trainer:
 
     def decide(self, error: Exception) -> Change | None:
         """Return what to change after a failure, or None if nothing would help."""
-        return ranks_in_a_run.decide_together(error, self)
+        if self.ranks.count > 1:
+            return None  # torchrun starts all ranks again
+        return decide(error, self.config.train, self.progress.step + 1)
 
     def drop_model(self) -> None:
         """Free the model and its optimizer before they are built again: both may not fit."""
@@ -361,13 +362,16 @@ class Trainer:
         if train.device != self.device.kind:
             self.device = device_of(train.device)
         prepare_device(self.device, int(train.threads))
-        self.step, embedder = build(self.config, self.tokenizer, self.device, self.initial_weights)
-        ranks_in_a_run.shared_by(self.step, self.ranks)
+        ranks = self.ranks if train.parallel == FSDP else ALONE
+        self.step, embedder = build(
+            self.config, self.tokenizer, self.device, self.initial_weights, ranks
+        )
+        self.step.ranks = self.ranks
         self.embedder = with_features(embedder, self.features, self.step)
 
     def restore(self) -> list[str] | None:
-        """Load the newest good checkpoint on all ranks."""
-        return ranks_in_a_run.restore_together(self, self.load_newest)
+        """Load the newest good checkpoint."""
+        return self.load_newest()
 
     def advance(self, **changes: Any) -> None:
         """Change `progress`."""

@@ -1,141 +1,102 @@
-"""Several machines against one: steps over sizes of model and batch, predicted and timed."""
+"""Several machines against one: the same training steps, timed on one of them and on all."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 from lapclip.config import AUTO, TrainConfig
-from lapclip.machine.choose_device import choose_device, default_threads, prepare_device
-from lapclip.machine.ranks import Ranks
+from lapclip.data.batches import Batch, RankRows
+from lapclip.machine.choose_device import choose_device, prepare_device
+from lapclip.machine.device import Device
 from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
 from lapclip.progress import Status
 from lapclip.training.cuda_graph import make_step
+from lapclip.training.distributed import Ranks
 from lapclip.training.memory import SHARE_OF_MEMORY, predict_bytes
-from lapclip.training.shards import UNDER_TORCHRUN
 from lapclip.training.step import TrainStep
-from lapclip.training.worth import WORTH_IT, Worth, measure_together
 from lapclip.tuning.compare import random_batch
 from lapclip.tuning.step_fits import CAPTION_TOKENS, ModelSize
 
-RUNGS = (
-    ModelSize(128, 2),
-    ModelSize(192, 6),
-    ModelSize(384, 8),
-    ModelSize(512, 12),
-    ModelSize(768, 12),
-)
+SIZES = (ModelSize(128, 2), ModelSize(192, 6), ModelSize(384, 8), ModelSize(512, 12))
 BATCHES = 16, 64, 256
-SECONDS = 240.0
-"""For all cells; what would take longer is left out."""
-STEPS = 4
-"""Of which the first is slower."""
-PASSES = 14
-"""About how many passes of a batch through a model on one machine a cell takes in all."""
+SECONDS = 240.0  # for all sizes; what would take longer is left out
+STEPS = 4  # of which the first is slower
+STEPS_IN_ALL = 10  # of a size, alone and together
 
 
-def compare_together(
-    ranks: Ranks,
-    status: Status,
-    rungs: Sequence[ModelSize] = RUNGS,
-    batches: Sequence[int] = BATCHES,
-) -> dict[str, Any]:
-    """Time every size that memory and time allow, as the rank that writes chooses."""
-    rows = []
-    for rung, batch in _cells(ranks, rungs, batches, rows):
-        status(f"{rung.parameters / 1e6:.3g} M parameters, batch {batch}, {ranks.count} machines")
-        worth, seconds = _time(ranks, rung, batch)
-        rows.append(
-            {
-                "model": rung.shape.name,
-                "parameters": rung.parameters,
-                "batch": batch,
-                "work": rung.work(batch),
-                "step_seconds": seconds,
-                "halved_step_seconds": worth.step_seconds(halved=True),
-                "advice": _advice(worth, batch, seconds),
-                **worth.to_dict(),
-            }
-        )
-    return {"machines": list(ranks.hosts), "cells": rows}
-
-
-def _advice(worth: Worth, batch: int, seconds: float) -> str:
-    """What to do: as predicted, unless what was measured says otherwise."""
-    pays, advice = worth.alone_step_seconds >= WORTH_IT * seconds, worth.advice(batch)
-    if pays == (not advice.startswith("alone")):
-        return advice
-    return "worth it, as measured" if pays else "alone is faster, as measured"
-
-
-def _cells(
-    ranks: Ranks, rungs: Sequence[ModelSize], batches: Sequence[int], rows: list[dict[str, Any]]
-) -> Iterator[tuple[ModelSize, int]]:
-    """What to time next, as the rank that writes says."""
+def compare_together(ranks: Ranks, progress: Status) -> dict[str, Any]:
+    """Time every size of model and batch that memory and time allow, as the writer chooses."""
+    device, _ = choose_device(AUTO)
+    prepare_device(device, ranks.threads)
+    ranks.start_steps(device, SECONDS)
     ends = time.perf_counter() + SECONDS
-    wanted = iter([(rung, batch) for rung in rungs for batch in batches])
-    while True:
-        chosen = (
-            next((cell for cell in wanted if _fits(*cell, rows, ends)), None)
-            if ranks.writes
-            else None
-        )
-        said = ranks.from_writer(
-            chosen and [asdict(chosen[0]), chosen[1]], "choice of what is timed"
-        )
-        if said is None:
-            return
-        yield ModelSize(**said[0]), int(said[1])
+    cells: list[dict[str, Any]] = []
+    for size in SIZES:
+        for batch in BATCHES:
+            if not ranks.broadcast_json(_fits(device, size, batch, cells, ends)):
+                continue
+            progress(
+                f"{size.parameters / 1e6:.3g} M parameters, batch {batch}, {ranks.count} ranks"
+            )
+            cells.append(_time(device, ranks, size, batch))
+    return {"machines": list(ranks.hosts), "cells": cells}
 
 
-def _fits(rung: ModelSize, batch: int, rows: list[dict[str, Any]], ends: float) -> bool:
-    device, _ = choose_device(AUTO)
+def _fits(
+    device: Device, size: ModelSize, batch: int, cells: list[dict[str, Any]], ends: float
+) -> bool:
+    """Return whether this computer alone has the memory for a size, and whether there is time."""
     train = TrainConfig(batch_size=batch, steps=1)
-    if (
-        2 * predict_bytes(rung.shape, train, CAPTION_TOKENS).total
-        > SHARE_OF_MEMORY * device.free_bytes()
-    ):
+    needed = predict_bytes(size.shape, train, CAPTION_TOKENS).total
+    if needed > SHARE_OF_MEMORY * device.free_bytes():
         return False
-    expected = (
-        rows[-1]["alone_step_seconds"] * max(1.0, rung.work(batch) / rows[-1]["work"])
-        if rows
-        else 0.0
-    )
-    return PASSES * expected < ends - time.perf_counter()
+    if not cells:
+        return True
+    expected = cells[-1]["alone_step_seconds"] * size.work(batch) / cells[-1]["work"]
+    return STEPS_IN_ALL * expected < ends - time.perf_counter()
 
 
-def _time(ranks: Ranks, rung: ModelSize, batch: int) -> tuple[Worth, float]:
-    """What is predicted of one size, and what its steps take."""
-    device, _ = choose_device(AUTO)
-    prepare_device(device, default_threads())
-    # The same kernels on all machines: what suits each best may differ.
-    kernels = Compute()
+def _time(device: Device, ranks: Ranks, size: ModelSize, batch: int) -> dict[str, Any]:
+    """Time steps of one size on the writer alone, then on all ranks."""
+    kernels = Compute()  # the same on all machines
     train = TrainConfig(
         batch_size=batch,
         steps=1,
         device=device.kind,
-        threads=default_threads(),
-        shards=min(UNDER_TORCHRUN, batch) if device.is_cpu else 0,
+        threads=ranks.threads,
         dtype="float32",
         compile="none",
         image_attention=kernels.attention,
         text_attention=kernels.attention,
         linear=kernels.linear,
     )
-    step = make_step(CLIP(rung.shape).to(device.torch), train, device)
-    assert isinstance(step, TrainStep)
-    pairs, off = random_batch(rung.shape, batch), Stopwatch(device.synchronise, on=False)
-    ranks.speeds, ranks.overlaps = [1] * ranks.count, True
-    worth = measure_together(step, pairs, train, device, ranks)
-    step.ranks, ranks.speeds, ranks.overlaps = ranks, worth.shards, worth.overlaps
-    taken = []
+    step = make_step(CLIP(size.shape).to(device.torch), train, device)
+    pairs = random_batch(size.shape, batch)
+    alone = _step_seconds(step, pairs, device) if ranks.writes else 0.0
+    alone = ranks.broadcast_json(alone)
+    dealt = RankRows.deal(ranks.divide_rows(batch), ranks.rank)
+    own = replace(pairs, pixels_BSSC=pairs.pixels_BSSC[dealt.own], ranks=dealt)
+    step.ranks = ranks
+    together = ranks.broadcast_json(_step_seconds(step, own, device))
+    return {
+        "model": size.shape.name,
+        "parameters": size.parameters,
+        "batch": batch,
+        "work": size.work(batch),
+        "alone_step_seconds": alone,
+        "step_seconds": together,
+    }
+
+
+def _step_seconds(step: TrainStep, batch: Batch, device: Device) -> float:
+    seconds = []
     for _ in range(STEPS):
         began = time.perf_counter()
-        step(pairs, 1, 0.0, off)()
-        taken.append(time.perf_counter() - began)
-    return worth, ranks.from_writer(statistics.median(taken[1:]), "seconds")
+        step(batch, 1, 0.0, Stopwatch(device.synchronise, on=False))()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])

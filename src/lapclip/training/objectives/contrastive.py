@@ -94,7 +94,8 @@ def soft_targets(positives_RB: Tensor, smoothing: float) -> Tensor:
     targets_RB = positives_RB / count_R1.clamp(min=1)
     if not smoothing:
         return targets_RB
-    return (1 - smoothing) * targets_RB + smoothing / positives_RB.shape[1] * (count_R1 > 0)
+    has_positives_R1 = (count_R1 > 0).to(positives_RB.dtype)
+    return (1 - smoothing) * targets_RB + smoothing / positives_RB.shape[1] * has_positives_R1
 
 
 class SigmoidLoss(ContrastiveLoss):
