@@ -2,7 +2,7 @@
 
 Processes of one host reach those of another over a link alone, which can be shaped and taken down. So two hosts behave
 as two computers do, also where one of them vanishes. Linux, root, and `ip` and `tc` of iproute2; `missing` says what is
-not there. Tests and `benchmarks/together.py` use it.
+not there. Tests, `benchmarks/peers_together.py` and `benchmarks/ranks_faults.py` use it.
 """
 
 from __future__ import annotations

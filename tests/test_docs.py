@@ -45,6 +45,12 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
+def test_the_table_of_clusters_is_what_its_script_prints() -> None:
+    script = [sys.executable, str(ROOT / "benchmarks" / "cluster_estimate.py")]
+    printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    assert printed.strip() in (DOCS / "clusters.md").read_text(encoding="utf-8")
+
+
 def test_every_page_is_in_the_order_of_the_site_once() -> None:
     listed = re.findall(r": (\w+\.md)$", SITE[SITE.index("\nnav:") :], flags=re.MULTILINE)
     assert sorted(listed) == sorted(path.name for path in DOCS.glob("*.md"))
