@@ -163,7 +163,9 @@ def loss_of_rows(cluster: Cluster) -> Callable[[], object]:
     scale = torch.tensor(100.0, device="cuda", requires_grad=True)
 
     def compute() -> None:
-        terms = contrastive_rows("softmax", *own, scale, None, positives, positives, columns)
+        terms = contrastive_rows(
+            "softmax", own[0], own[1], scale, None, positives, positives, columns
+        )
         terms.loss.backward()
 
     return compute
