@@ -99,13 +99,11 @@ class Objective(ABC):
     is_share: ClassVar[bool] = False
     """Whether the weight is a share of the loss, which the terms before it give up."""
 
+    weight: float = 1.0
+    """Weight of the term in the loss that is minimized."""
+
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
-
-    @property
-    @abstractmethod
-    def weight(self) -> float:
-        """Weight of the term in the loss that is minimized."""
 
     @abstractmethod
     def term(self, rows: LossRows) -> Term:

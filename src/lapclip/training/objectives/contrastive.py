@@ -139,7 +139,6 @@ class Contrastive(Objective):
         "logit_bias": "The learned offset of similarities: how rare true pairs are."
     }
     is_recorded = True
-    weight = 1.0
 
     def term(self, rows: LossRows) -> Term:
         pairs = rows.pairs["positives_BB"]

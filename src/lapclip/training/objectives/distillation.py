@@ -31,11 +31,8 @@ class Distillation(Objective):
 
     def __init__(self, config: TrainConfig, teacher: Vectors | None = None) -> None:
         super().__init__(config)
+        self.weight = config.teacher_weight
         self._teacher = teacher
-
-    @property
-    def weight(self) -> float:
-        return self.config.teacher_weight
 
     def arrays(self, plan: BatchPlan, drawn: DrawnRows) -> dict[str, np.ndarray]:
         if self._teacher is None:

@@ -41,11 +41,8 @@ class PhraseObjective(Objective):
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
+        self.weight = config.phrases
         self._table: PhraseTable | None = None
-
-    @property
-    def weight(self) -> float:
-        return self.config.phrases
 
     def is_in(self, extras: Mapping[str, object]) -> bool:
         return PHRASE.source in extras

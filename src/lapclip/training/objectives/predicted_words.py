@@ -37,11 +37,8 @@ class PredictedWords(Objective):
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
+        self.weight = config.word_weight
         self._table: WordTable | None = None
-
-    @property
-    def weight(self) -> float:
-        return self.config.word_weight
 
     def start(self, model: CLIP, *, is_new: bool) -> None:
         """Give the model a vector for each token, of about length one and any direction."""
