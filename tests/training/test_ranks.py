@@ -31,8 +31,9 @@ from lapclip.cli.runs import runs
 from lapclip.commands.choose_recipe import read_request
 from lapclip.commands.resume import resume
 from lapclip.config import replace_in
-from lapclip.data.batches import Batch, deal
+from lapclip.data.batches import Batch
 from lapclip.data.loading import StreamedPixels
+from lapclip.data.sections import deal
 from lapclip.errors import ConfigError, LostRank, RankFailed, RunBusy, RunError
 from lapclip.machine import ranks as ranks_module
 from lapclip.machine.choose_device import device_of

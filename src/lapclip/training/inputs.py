@@ -1,4 +1,5 @@
-"""What an update works on: the tensors of a batch, by micro-batches, by shards, and on their way to a device.
+"""What an update works on: the tensors of a batch, by micro-batches, by shards, and on their way to
+a device.
 
 Shapes: B batch, S image side, C color channels, L tokens.
 """
@@ -26,7 +27,8 @@ SLICING = {
 }
 """How the fixed tensors of an update are sliced, where it is not by rows."""
 ALIGNED = 64
-"""Bytes that the memory of a tensor is a multiple of where torch chooses it. Kernels may round otherwise elsewhere."""
+"""Bytes that the memory of a tensor is a multiple of where torch chooses it. Kernels may round
+otherwise elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Inputs:
     side: int
     """The side of the images that the tower sees, in pixels."""
     lengths: tuple[int, ...] = ()
-    """Tokens of the longest caption in each of so many equal parts of the batch; empty takes them all as one."""
+    """Tokens of the longest caption in each of so many equal parts of the batch; empty takes them
+    all as one."""
     shards: tuple[int, ...] = ()
     """Pairs of each shard, which follow each other; empty where the batch is one."""
     shard_lengths: tuple[tuple[int, ...], ...] = ()
@@ -76,7 +79,8 @@ class Inputs:
         return SLICING.get(name) or self.slicing.get(name, Slicing.ROWS)
 
     def for_pass(self, other: Pass) -> Inputs:
-        """Return the same inputs with what another pass sees in the place of the images or captions."""
+        """Return the same inputs with what another pass sees in the place of the images or
+        captions."""
         if other.tower == "image":
             return replace(self, boxes_B5=self.extras[other.source])
         return replace(
@@ -103,7 +107,8 @@ class Inputs:
     def in_order(self, rows_B: Tensor) -> Inputs:
         """Return the same pairs in another order.
 
-        What was loaded for some shards alone is in their order already. Images that features stand in for are empty.
+        What was loaded for some shards alone is in their order already. Images that features stand
+        in for are empty.
         """
         moved = {}
         for name, tensor in self.tensors().items():
@@ -142,5 +147,6 @@ class Sent:
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """Return a tensor whose memory begins where torch would have it begin, wherever it was cut from."""
+    """Return a tensor whose memory begins where torch would have it begin, wherever it was cut
+    from."""
     return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()

@@ -48,7 +48,8 @@ class StepMetrics:
 
 @dataclass(frozen=True)
 class DeviceMetrics:
-    """The metrics of a step before they are read: one tensor, so that reading takes one transfer."""
+    """The metrics of a step before they are read: one tensor, so that reading takes one
+    transfer."""
 
     names: Sequence[str]
     values: Tensor
@@ -94,7 +95,8 @@ class TrainStep:
     def __call__(
         self, batch: Batch | Sent, step: int, lr: float, watch: Stopwatch
     ) -> Callable[[], StepMetrics]:
-        """Update the model. Returns a function that reads the metrics: at once, that would make a device wait."""
+        """Update the model. Returns a function that reads the metrics: at once, that would make a
+        device wait."""
         with ExitStack() as receiving:
             with watch.phase("transfer"):
                 inputs, _ = receiving.enter_context(self.received(batch, step))
@@ -115,7 +117,8 @@ class TrainStep:
 
     @contextmanager
     def received(self, batch: Batch | Sent, step: int) -> Iterator[tuple[Inputs, Delivered]]:
-        """Provide the inputs on the device while work on them is launched. Sends the batch if that was not done."""
+        """Provide the inputs on the device while work on them is launched. Sends the batch if that
+        was not done."""
         sent = self.send(batch, step) if isinstance(batch, Batch) else batch
         with sent.on_its_way.received() as delivered:
             yield sent.inputs.with_tensors(delivered.tensors), delivered
@@ -166,7 +169,8 @@ class TrainStep:
                 group["lr"] = lr * group["share"]
 
     def update(self, inputs: Inputs, watch: Stopwatch) -> DeviceMetrics:
-        """Compute gradients, clip them and update the weights. Reads nothing back, so that it can be recorded."""
+        """Compute gradients, clip them and update the weights. Reads nothing back, so that it can
+        be recorded."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.rounded:
             self.rounded.refresh()
@@ -187,7 +191,8 @@ class TrainStep:
 
     @torch.no_grad()
     def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return embeddings of images and captions as the step computes them, but without a graph."""
+        """Return embeddings of images and captions as the step computes them, but without a
+        graph."""
         if self.rounded:
             self.rounded.refresh()
         inputs = self.inputs(batch, self.config.steps).on(self.device)
@@ -195,7 +200,8 @@ class TrainStep:
         return embeddings["image"], embeddings["text"]
 
     def rehearse(self, batch: Batch, pairs: int) -> None:
-        """Take the first pairs through both towers and back, to measure the memory. The weights do not change."""
+        """Take the first pairs through both towers and back, to measure the memory. The weights do
+        not change."""
         inputs = self.whole_inputs(batch, max(1, self.config.steps))
         if pairs < len(inputs):
             inputs = replace(inputs.rows(0, pairs), lengths=())
@@ -267,8 +273,9 @@ class TrainStep:
     def _in_micro_batches(self, inputs: Inputs, watch: Stopwatch) -> Loss:
         """Take the same in less memory: gradient caching (Gao et al. 2021, arXiv 2101.06983).
 
-        The embeddings of the whole batch are computed without a graph; the loss over all pairs gives the gradient of
-        each embedding; then the towers run again, a micro-batch at a time, and carry those gradients to the weights.
+        The embeddings of the whole batch are computed without a graph; the loss over all pairs
+        gives the gradient of each embedding; then the towers run again, a micro-batch at a time,
+        and carry those gradients to the weights.
         """
         with torch.no_grad():
             encoded = [self.encode(part, watch) for part in self.micro_batches(inputs)]
@@ -287,7 +294,8 @@ class TrainStep:
         watch: Stopwatch,
         own: slice | None = None,
     ) -> Loss:
-        """Compute the loss and carry its gradients back: to the weights, or to embeddings that are leaves.
+        """Compute the loss and carry its gradients back: to the weights, or to embeddings that are
+        leaves.
 
         With `own`, only what these rows add to the loss.
         """
@@ -306,8 +314,8 @@ class TrainStep:
     ) -> None:
         """Carry the gradients of embeddings to the weights, a micro-batch at a time.
 
-        `around_last` is entered for the last backward pass, and takes over its gradients itself, those of the
-        rounded copy too (`sharded_update.handing_on`).
+        `around_last` is entered for the last backward pass, and takes over its gradients itself,
+        those of the rounded copy too (`sharded_update.handing_on`).
         """
         size = self.config.micro_batch
         for first in range(0, len(inputs), size):
@@ -321,7 +329,8 @@ class TrainStep:
                     self.rounded.hand_over()
 
     def is_cut(self, inputs: Inputs) -> bool:
-        """Return whether a batch is too large for memory, so that only micro-batches of it have a graph at once."""
+        """Return whether a batch is too large for memory, so that only micro-batches of it have a
+        graph at once."""
         return 0 < self.config.micro_batch < len(inputs)
 
     def scaled(self, loss: Tensor) -> Tensor:
@@ -329,7 +338,8 @@ class TrainStep:
         return loss if self.loss_scale is None else loss * self.loss_scale.scale
 
     def micro_batches(self, inputs: Inputs) -> Iterator[Inputs]:
-        """Yield slices of a micro-batch each. What was drawn for the batch, such as crops, is sliced with it."""
+        """Yield slices of a micro-batch each. What was drawn for the batch, such as crops, is
+        sliced with it."""
         size = self.config.micro_batch
         for first in range(0, len(inputs), size):
             yield inputs.rows(first, first + size)
@@ -347,7 +357,8 @@ class TrainStep:
         return squares.sum().sqrt(), part_squares.sqrt()
 
     def _optimize(self, grad_norm: Tensor) -> None:
-        """Update the weights. Shorten gradients that are too long; skip an update that overflowed in float16."""
+        """Update the weights. Shorten gradients that are too long; skip an update that overflowed
+        in float16."""
         self.touched = True
         divisor = overflowed = None
         if self.config.clip_norm:

@@ -23,7 +23,8 @@ class Pass:
     """Another pass of a batch through a tower. The term finds its embeddings under the name.
 
     A pass through the text tower reads the extra NAME_tokens_BL and, if the tower's frozen features
-    are cached, NAME_features. A pass through the image tower sees new crops: the step draws NAME_boxes_B5.
+    are cached, NAME_features. A pass through the image tower sees new crops: the step draws
+    NAME_boxes_B5.
     """
 
     name: str
@@ -95,7 +96,8 @@ class Objective(ABC):
     metrics: ClassVar[Mapping[str, str]] = {}
     """What each of its further metrics is, by name."""
     is_recorded: ClassVar[bool] = False
-    """Whether the term is part of the loss that is recorded, or only of the one that is minimized."""
+    """Whether the term is part of the loss that is recorded, or only of the one that is
+    minimized."""
     is_share: ClassVar[bool] = False
     """Whether the weight is a share of the loss, which the terms before it give up."""
 

@@ -30,12 +30,12 @@ class Consistency(Objective):
         config = self.config
         if config.crop == 1 and not config.flip:
             raise ConfigError(
-                "train.consistency compares two crops of an image, and no image is cropped or flipped.",
+                "train.consistency needs crops or flips, and train.crop is 1 and train.flip 0.",
                 hint="--set train.crop=0.35",
             )
         if config.image_blocks != ALL and config.views and config.features == KEEP:
             raise ConfigError(
-                "train.consistency needs new crops at each step, and features of frozen image blocks are kept.",
+                "train.consistency needs new crops at each step; frozen image features have none.",
                 hint="--set train.features=never",
             )
 

@@ -1,4 +1,5 @@
-"""Distillation: embeddings come close to those of a teacher (`train.teacher`, `train.teacher_weight`).
+"""Distillation: embeddings come close to those of a teacher (`train.teacher`,
+`train.teacher_weight`).
 
 Shapes: B pairs of a batch, R of them this process's own, E embedding.
 """
@@ -15,7 +16,8 @@ from lapclip.data.batches import BatchPlan, DrawnRows, Slicing
 from lapclip.training.objectives.base import LossRows, Objective, Term
 
 Vectors = tuple[np.ndarray, np.ndarray]
-"""A teacher's unit-length vectors of every training image, and of every caption in the order of the plan."""
+"""A teacher's unit-length vectors of every training image, and of every caption in the order of the
+plan."""
 
 
 class Distillation(Objective):
