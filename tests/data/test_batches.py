@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from lapclip.config import DataConfig, TrainConfig
-from lapclip.data.batches import BLOCK, WINDOW, Batch, BatchPlan, Views, prefetch
+from lapclip.data.batches import Batch, BatchPlan, Views, prefetch
 from lapclip.data.dataset import Pairs
 from lapclip.data.ragged import Ragged
+from lapclip.data.sections import BLOCK_ROWS, WINDOW_ROWS
 from lapclip.data.sources.built_in import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
@@ -198,8 +199,12 @@ def test_neighbours_that_are_read_together_stay_close_and_are_still_shuffled() -
     first, second = plan._order(1), plan._order(2)
     assert sorted(first) == list(range(count))
     assert not np.array_equal(first, second)
-    blocks = [len({row // BLOCK for row in first[at : at + 100]}) for at in range(0, count, 5000)]
-    assert max(blocks) <= (WINDOW + 2 * BLOCK) // BLOCK + 1  # a batch reads from the window alone
+    blocks = [
+        len({row // BLOCK_ROWS for row in first[at : at + 100]}) for at in range(0, count, 5000)
+    ]
+    assert (
+        max(blocks) <= (WINDOW_ROWS + 2 * BLOCK_ROWS) // BLOCK_ROWS + 1
+    )  # a batch reads from the window alone
     assert min(blocks) > 8  # and from many places in it
 
 

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from lapclip.config import TrainConfig
 from lapclip.data.batches import BatchPlan, DrawnRows, Slicing
 from lapclip.training.objectives.base import LossRows, Objective, Term
 
@@ -26,9 +27,9 @@ class Brightness(Objective):
     extras: ClassVar = {"brightness_B": Slicing.ROWS}
     metrics: ClassVar = {"brightness_loss": "How badly the brightness is known."}
 
-    @property
-    def weight(self) -> float:
-        return self.config.brightness
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        self.weight = config.brightness
 
     def arrays(self, plan: BatchPlan, drawn: DrawnRows) -> dict[str, np.ndarray]:
         pixels = plan.pairs.pixels[drawn.rows]

@@ -269,8 +269,8 @@ def test_two_crops_of_an_image_come_together() -> None:
 
 
 REFUSED = {
-    "no crops": ({}, "no image is cropped"),
-    "frozen features": ({"crop": 0.5, "image_blocks": 0, "views": 4}, "features of frozen image"),
+    "no crops": ({}, "train.crop is 1"),
+    "frozen features": ({"crop": 0.5, "image_blocks": 0, "views": 4}, "frozen image features"),
 }
 
 

@@ -23,7 +23,8 @@ MIN_CHUNK_ROWS = 16
 def chunk_lengths(
     lengths_B: np.ndarray | None, longest: int, config: TrainConfig, device: Device
 ) -> tuple[int, ...]:
-    """Return the tokens of each chunk of a batch that is sorted by length. Empty to take the batch as a whole.
+    """Return the tokens of each chunk of a batch that is sorted by length. Empty to take the batch
+    as a whole.
 
     Elsewhere than on the CPU more launches would cost more, and a compiler wants few shapes.
     """
@@ -37,7 +38,8 @@ def chunk_lengths(
 
 
 def encode_captions(model: CLIP, inputs: Inputs, boundary: int) -> Tensor:
-    """Return embeddings of captions, from cached features if there are some: these enter the block `boundary`."""
+    """Return embeddings of captions, from cached features if there are some: these enter the block
+    `boundary`."""
     tokens_BL, text = inputs.tokens_BL, model.text
     if inputs.text_features is not None:
         return model.finish_text(inputs.text_features, tokens_BL, boundary)

@@ -1,4 +1,5 @@
-"""What the heads of pretrained networks leave out: drawn for a whole batch, applied while towers compute."""
+"""What the heads of pretrained networks leave out: drawn for a whole batch, applied while towers
+compute."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class HeadDropout:
         }
 
     def draw(self, rows: int, step: int, passes: Sequence[Pass]) -> dict[str, Tensor]:
-        """Draw what is kept of so many rows in each pass through a tower, by the names that `applied` reads."""
+        """Draw what is kept of so many rows in each pass through a tower, by the names that
+        `applied` reads."""
         masks = self._masks("image", "image", rows, step, "dropout")
         masks |= self._masks("text", "text", rows, step, "dropout")
         for other in passes:
@@ -35,7 +37,8 @@ class HeadDropout:
 
     @contextmanager
     def applied(self, masks: Mapping[str, Tensor], passes: Mapping[str, str]) -> Iterator[None]:
-        """Let the head of each tower leave out what was drawn for a pass: `passes` has its name by tower."""
+        """Let the head of each tower leave out what was drawn for a pass: `passes` has its name by
+        tower."""
         heads = {tower: head for tower, head in self._heads.items() if tower in passes}
         for tower, head in heads.items():
             head.dropping = {

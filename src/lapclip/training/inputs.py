@@ -28,7 +28,8 @@ SLICING = {
 }
 """How the fixed tensors of an update are sliced, where it is not by rows."""
 ALIGNED = 64
-"""Bytes that the memory of a tensor is a multiple of where torch chooses it. Kernels may round otherwise elsewhere."""
+"""Bytes that the memory of a tensor is a multiple of where torch chooses it. Kernels may round
+otherwise elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class Inputs:
         return SLICING.get(name) or self.slicing.get(name, Slicing.ROWS)
 
     def for_pass(self, other: Pass) -> Inputs:
-        """Return the same inputs with what another pass sees in the place of the images or captions."""
+        """Return the same inputs with what another pass sees in the place of the images or
+        captions."""
         if other.tower == "image":
             return replace(self, boxes_B5=self.extras[other.source])
         return replace(
@@ -147,5 +149,6 @@ class Sent:
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """Return a tensor whose memory begins where torch would have it begin, wherever it was cut from."""
+    """Return a tensor whose memory begins where torch would have it begin, wherever it was cut
+    from."""
     return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()

@@ -1,4 +1,5 @@
-"""What changes over a run, the learning rate and the size of the images, and what is due after a step.
+"""What changes over a run, the learning rate and the size of the images, and what is due after a
+step.
 
 All are functions of the step, so a resumed run continues as it would have. Steps count from 1.
 """
@@ -11,7 +12,8 @@ from lapclip.config import ModelConfig, TrainConfig
 
 
 def learning_rate(step: int, steps: int, config: TrainConfig) -> float:
-    """Return the learning rate of a step: a linear warm-up, then a cosine to zero after the last step."""
+    """Return the learning rate of a step: a linear warm-up, then a cosine to zero after the last
+    step."""
     warmup = round(config.warmup * steps)
     if step <= warmup:
         return config.learning_rate * step / warmup

@@ -47,7 +47,8 @@ class StepMetrics:
 
 @dataclass(frozen=True)
 class DeviceMetrics:
-    """The metrics of a step before they are read: one tensor, so that reading takes one transfer."""
+    """The metrics of a step before they are read: one tensor, so that reading takes one
+    transfer."""
 
     names: Sequence[str]
     values: Tensor
@@ -89,7 +90,8 @@ class TrainStep:
     def __call__(
         self, batch: Batch | Sent, step: int, lr: float, watch: Stopwatch
     ) -> Callable[[], StepMetrics]:
-        """Update the model. Returns a function that reads the metrics: at once, that would make a device wait."""
+        """Update the model. Returns a function that reads the metrics: at once, that would make a
+        device wait."""
         with ExitStack() as receiving:
             with watch.phase("transfer"):
                 inputs, _ = receiving.enter_context(self.received(batch, step))
@@ -110,7 +112,8 @@ class TrainStep:
 
     @contextmanager
     def received(self, batch: Batch | Sent, step: int) -> Iterator[tuple[Inputs, Delivered]]:
-        """Provide the inputs on the device while work on them is launched. Sends the batch if that was not done."""
+        """Provide the inputs on the device while work on them is launched. Sends the batch if that
+        was not done."""
         sent = self.send(batch, step) if isinstance(batch, Batch) else batch
         with sent.on_its_way.received() as delivered:
             yield sent.inputs.with_tensors(delivered.tensors), delivered
@@ -166,7 +169,8 @@ class TrainStep:
                 group["lr"] = lr * group["share"]
 
     def update(self, inputs: Inputs, watch: Stopwatch) -> DeviceMetrics:
-        """Compute gradients, clip them and update the weights. Reads nothing back, so that it can be recorded."""
+        """Compute gradients, clip them and update the weights. Reads nothing back, so that it can
+        be recorded."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.rounded:
             self.rounded.refresh()
@@ -185,7 +189,8 @@ class TrainStep:
 
     @torch.no_grad()
     def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return embeddings of images and captions as the step computes them, but without a graph."""
+        """Return embeddings of images and captions as the step computes them, but without a
+        graph."""
         if self.rounded:
             self.rounded.refresh()
         inputs = self.inputs(batch, self.config.steps).on(self.device)
@@ -193,7 +198,8 @@ class TrainStep:
         return embeddings["image"], embeddings["text"]
 
     def rehearse(self, batch: Batch, pairs: int) -> None:
-        """Take the first pairs through both towers and back, to measure the memory. The weights do not change."""
+        """Take the first pairs through both towers and back, to measure the memory. The weights do
+        not change."""
         inputs = self.whole_inputs(batch, max(1, self.config.steps))
         if pairs < len(inputs):
             inputs = replace(inputs.rows(0, pairs), lengths=())
@@ -265,8 +271,9 @@ class TrainStep:
     def _in_micro_batches(self, inputs: Inputs, watch: Stopwatch) -> Loss:
         """Take the same in less memory: gradient caching (Gao et al. 2021, arXiv 2101.06983).
 
-        The embeddings of the whole batch are computed without a graph; the loss over all pairs gives the gradient of
-        each embedding; then the towers run again, a micro-batch at a time, and carry those gradients to the weights.
+        The embeddings of the whole batch are computed without a graph; the loss over all pairs
+        gives the gradient of each embedding; then the towers run again, a micro-batch at a time,
+        and carry those gradients to the weights.
         """
         own = inputs.own_rows()
         cuts = self.ranks.cut_micro_batches(len(own), inputs.row_counts, self.config.micro_batch)
@@ -331,7 +338,8 @@ class TrainStep:
         return squares.sum().sqrt(), part_squares.sqrt()
 
     def _optimize(self, grad_norm: Tensor) -> None:
-        """Update the weights. Shorten gradients that are too long; skip an update that overflowed in float16."""
+        """Update the weights. Shorten gradients that are too long; skip an update that overflowed
+        in float16."""
         self.touched = True
         divisor = overflowed = None
         if self.config.clip_norm:

@@ -1,7 +1,7 @@
 """The terms of the loss. Each is one file, which a setting of `train` switches on.
 
-The setting names its objective in `config.py`: `setting(0.0, objective="phrases.PhraseObjective")`. An objective is
-active if its setting is neither 0 nor empty.
+The setting names its objective in `config.py`: `setting(0.0, objective="phrases.PhraseObjective")`.
+An objective is active if its setting is neither 0 nor empty.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Objectives:
     """The active objectives of a configuration."""
 
     def __init__(self, config: TrainConfig, **prepared: object) -> None:
-        """`prepared` are arguments of objectives that need data of their own, by the name of their setting."""
+        """`prepared` are arguments of objectives that need data of their own, by the name of their
+        setting."""
         self._by_setting: dict[str, Objective] = {}
         for setting in fields(TrainConfig):
             path = setting.metadata["objective"]
@@ -103,7 +104,8 @@ class Objectives:
         embeddings: Mapping[str, Tensor],
         own: slice | None = None,
     ) -> Loss:
-        """Compute the loss from the embeddings of all pairs; with `own` only what these rows add to it."""
+        """Compute the loss from the embeddings of all pairs; with `own` only what these rows add to
+        it."""
         rows = loss_rows(model, inputs, embeddings, own)
         terms = [(objective, objective.term(rows)) for objective in self.in_batch(inputs)]
         # Weighed with the recorded ones first, but computed in the order of the settings: sums of

@@ -23,7 +23,8 @@ class Pass:
     """Another pass of a batch through a tower. The term finds its embeddings under the name.
 
     A pass through the text tower reads the extra NAME_tokens_BL and, if the tower's frozen features
-    are cached, NAME_features. A pass through the image tower sees new crops: the step draws NAME_boxes_B5.
+    are cached, NAME_features. A pass through the image tower sees new crops: the step draws
+    NAME_boxes_B5.
     """
 
     name: str
@@ -95,17 +96,16 @@ class Objective(ABC):
     metrics: ClassVar[Mapping[str, str]] = {}
     """What each of its further metrics is, by name."""
     is_recorded: ClassVar[bool] = False
-    """Whether the term is part of the loss that is recorded, or only of the one that is minimized."""
+    """Whether the term is part of the loss that is recorded, or only of the one that is
+    minimized."""
     is_share: ClassVar[bool] = False
     """Whether the weight is a share of the loss, which the terms before it give up."""
 
+    weight: float = 1.0
+    """Weight of the term in the loss that is minimized."""
+
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
-
-    @property
-    @abstractmethod
-    def weight(self) -> float:
-        """Weight of the term in the loss that is minimized."""
 
     @abstractmethod
     def term(self, rows: LossRows) -> Term:

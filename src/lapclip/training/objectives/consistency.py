@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from lapclip.config import ALL, KEEP
+from lapclip.config import ALL, KEEP, TrainConfig
 from lapclip.errors import ConfigError
 from lapclip.training.objectives.base import LossRows, Objective, Pass, Term
 
@@ -22,22 +22,22 @@ class Consistency(Objective):
         "consistency_loss": "How far the embeddings of two crops of an image are apart."
     }
 
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        self.weight = config.consistency
+
     def check(self) -> None:
         config = self.config
         if config.crop == 1 and not config.flip:
             raise ConfigError(
-                "train.consistency compares two crops of an image, and no image is cropped or flipped.",
+                "train.consistency needs crops or flips, and train.crop is 1 and train.flip 0.",
                 hint="--set train.crop=0.35",
             )
         if config.image_blocks != ALL and config.views and config.features == KEEP:
             raise ConfigError(
-                "train.consistency needs new crops at each step, and features of frozen image blocks are kept.",
+                "train.consistency needs new crops at each step; frozen image features have none.",
                 hint="--set train.features=never",
             )
-
-    @property
-    def weight(self) -> float:
-        return self.config.consistency
 
     def term(self, rows: LossRows) -> Term:
         crop_RE, second_RE = rows.own["image"], rows.own[SECOND_CROP.name]

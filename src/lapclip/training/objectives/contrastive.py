@@ -44,7 +44,8 @@ class ContrastiveLoss(ABC):
         pairs: TruePairs,
         smoothing: float = 0.0,
     ) -> Tensor:
-        """Return what some rows add to the loss of the batch, from the logits of their images and texts.
+        """Return what some rows add to the loss of the batch, from the logits of their images and
+        texts.
 
         `smoothing` is the share of the target that all pairs have, if the loss has a use for it.
         """
@@ -86,9 +87,11 @@ class SoftmaxLoss(ContrastiveLoss):
 
 
 def soft_targets(positives_RB: Tensor, smoothing: float) -> Tensor:
-    """Return target probabilities: uniform over the positives of a row, mixed with uniform over the batch.
+    """Return target probabilities: uniform over the positives of a row, mixed with uniform over the
+    batch.
 
-    A row without positives is all zeros. `F.cross_entropy(label_smoothing=...)` would smooth such rows as well.
+    A row without positives is all zeros. `F.cross_entropy(label_smoothing=...)` would smooth such
+    rows as well.
     """
     count_R1 = positives_RB.sum(1, keepdim=True)
     targets_RB = positives_RB / count_R1.clamp(min=1)
@@ -99,16 +102,19 @@ def soft_targets(positives_RB: Tensor, smoothing: float) -> Tensor:
 
 
 class SigmoidLoss(ContrastiveLoss):
-    """SigLIP's loss (Zhai et al. 2023, arXiv 2303.15343): each pair is judged true or false by itself.
+    """SigLIP's loss (Zhai et al. 2023, arXiv 2303.15343): each pair is judged true or false by
+    itself.
 
-    Summed over all pairs and divided by the batch, as published. Several positives in a row are several true pairs.
+    Summed over all pairs and divided by the batch, as published. Several positives in a row are
+    several true pairs.
     """
 
     initial_scale = 10.0
 
     def initial_bias(self, batch_size: int) -> float:
-        # A pair is true with probability 1 / B before anything is learned. The published -10 says the same of
-        # batches near 22,000, and costs a small run its first steps (open_clip issue 650).
+        # A pair is true with probability 1 / B before anything is learned. The published -10 says
+        # the same of batches near 22,000, and costs a small run its first steps (open_clip issue
+        # 650).
         return -math.log(max(batch_size - 1, 1))
 
     def chance(self, batch_size: int) -> float:
@@ -133,14 +139,14 @@ LOSSES: dict[str, ContrastiveLoss] = {"softmax": SoftmaxLoss(), "sigmoid": Sigmo
 
 
 class Contrastive(Objective):
-    """Images and captions of a pair are close, others are not (`train.loss`, `train.label_smoothing`)."""
+    """Images and captions of a pair are close, others are not (`train.loss`,
+    `train.label_smoothing`)."""
 
     gathers = ("image", "text")
     metrics: ClassVar = {
         "logit_bias": "The learned offset of similarities: how rare true pairs are."
     }
     is_recorded = True
-    weight = 1.0
 
     def term(self, rows: LossRows) -> Term:
         pairs = rows.pairs["positives_BB"]
@@ -160,8 +166,8 @@ class Contrastive(Objective):
     def start(self, model: CLIP, *, is_new: bool) -> None:
         """Set the scale and the bias that the loss starts with.
 
-        A model that was trained with the same loss keeps its own. One of another loss starts again, because
-        a scale of 100, which softmax ends with, leaves a sigmoid no room.
+        A model that was trained with the same loss keeps its own. One of another loss starts again,
+        because a scale of 100, which softmax ends with, leaves a sigmoid no room.
         """
         loss = LOSSES[self.config.loss]
         bias = loss.initial_bias(self.config.batch_size)
@@ -171,7 +177,8 @@ class Contrastive(Objective):
 
 
 def logits_of(rows: LossRows, other: str) -> tuple[Tensor, Tensor]:
-    """Return the scaled similarities of own images with all rows of another pass, and of its own rows with all images.
+    """Return the scaled similarities of own images with all rows of another pass, and of its own
+    rows with all images.
 
     For a whole batch the second is the transpose of the first, so there is one product.
     """
@@ -211,6 +218,7 @@ def contrastive_loss(
 
 
 def batch_accuracy(logits_BB: Tensor, positives_BB: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the share of captions whose best image is a true one, and of images whose best caption is."""
+    """Return the share of captions whose best image is a true one, and of images whose best caption
+    is."""
     t2i = row_accuracy(logits_BB.T, positives_BB.T)
     return t2i, row_accuracy(logits_BB, positives_BB)

@@ -1,4 +1,5 @@
-"""Distillation: embeddings come close to those of a teacher (`train.teacher`, `train.teacher_weight`).
+"""Distillation: embeddings come close to those of a teacher (`train.teacher`,
+`train.teacher_weight`).
 
 Shapes: B pairs of a batch, R of them this process's own, E embedding.
 """
@@ -15,7 +16,8 @@ from lapclip.data.batches import BatchPlan, DrawnRows, Slicing
 from lapclip.training.objectives.base import LossRows, Objective, Term
 
 Vectors = tuple[np.ndarray, np.ndarray]
-"""A teacher's unit-length vectors of every training image, and of every caption in the order of the plan."""
+"""A teacher's unit-length vectors of every training image, and of every caption in the order of the
+plan."""
 
 
 class Distillation(Objective):
@@ -31,11 +33,8 @@ class Distillation(Objective):
 
     def __init__(self, config: TrainConfig, teacher: Vectors | None = None) -> None:
         super().__init__(config)
+        self.weight = config.teacher_weight
         self._teacher = teacher
-
-    @property
-    def weight(self) -> float:
-        return self.config.teacher_weight
 
     def arrays(self, plan: BatchPlan, drawn: DrawnRows) -> dict[str, np.ndarray]:
         if self._teacher is None:

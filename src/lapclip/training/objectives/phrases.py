@@ -1,4 +1,5 @@
-"""Phrases: images are close to a word or a few of their captions (`train.phrases`), so that short queries work.
+"""Phrases: images are close to a word or a few of their captions (`train.phrases`), so that short
+queries work.
 
 Shapes: B pairs of a batch, R of them this process's own, K phrases.
 """
@@ -41,11 +42,8 @@ class PhraseObjective(Objective):
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
+        self.weight = config.phrases
         self._table: PhraseTable | None = None
-
-    @property
-    def weight(self) -> float:
-        return self.config.phrases
 
     def is_in(self, extras: Mapping[str, object]) -> bool:
         return PHRASE.source in extras
@@ -59,7 +57,8 @@ class PhraseObjective(Objective):
         return "not used: no word is in the captions of two images"
 
     def arrays(self, plan: BatchPlan, drawn: DrawnRows) -> dict[str, np.ndarray]:
-        """Draw a phrase for each image. An image without phrases takes another's, which is not true of it."""
+        """Draw a phrase for each image. An image without phrases takes another's, which is not true
+        of it."""
         table = self._table_of(plan)
         if not len(table.tokens):
             return {}
@@ -113,7 +112,8 @@ class PhraseTable:
         return cls(phrases, Ragged.of(tokens), np.concatenate([[0.0], np.cumsum(weights)]))
 
     def draw(self, rows: np.ndarray, seed: int, step: int) -> np.ndarray | None:
-        """Return the number of a phrase for each of these images. None if none of them has a phrase."""
+        """Return the number of a phrase for each of these images. None if none of them has a
+        phrase."""
         first_B, last_B = self.phrases.first_N[rows], self.phrases.first_N[rows + 1]
         has_phrases_B = last_B > first_B
         if not has_phrases_B.any():

@@ -1,8 +1,10 @@
-"""Predicted words: from each embedding, the tokens of all captions of its image (`train.word_weight`).
+"""Predicted words: from each embedding, the tokens of all captions of its image
+(`train.word_weight`).
 
 Captions that say the same in other words come together.
 
-Shapes: B pairs of a batch, R of them this process's own, E embedding, V vocabulary, T tokens of all captions.
+Shapes: B pairs of a batch, R of them this process's own, E embedding, V vocabulary, T tokens of all
+captions.
 """
 
 from __future__ import annotations
@@ -37,11 +39,8 @@ class PredictedWords(Objective):
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
+        self.weight = config.word_weight
         self._table: WordTable | None = None
-
-    @property
-    def weight(self) -> float:
-        return self.config.word_weight
 
     def start(self, model: CLIP, *, is_new: bool) -> None:
         """Give the model a vector for each token, of about length one and any direction."""
@@ -80,7 +79,8 @@ class WordTable:
     tokens: Ragged
     """Of each image, each token once."""
     weights_V: np.ndarray
-    """Weight of each token: higher the fewer images have it, 0 if all or fewer than `MIN_IMAGES` have it."""
+    """Weight of each token: higher the fewer images have it, 0 if all or fewer than `MIN_IMAGES`
+    have it."""
 
     @classmethod
     def of(cls, plan: BatchPlan) -> WordTable:
