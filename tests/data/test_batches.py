@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from lapclip.config import DataConfig, TrainConfig
-from lapclip.data.batches import Batch, BatchPlan, Views, prefetch
+from lapclip.data.batches import BLOCK_ROWS, WINDOW_ROWS, Batch, BatchPlan, Views, prefetch
 from lapclip.data.dataset import Pairs
 from lapclip.data.ragged import Ragged
-from lapclip.data.sections import BLOCK_ROWS, WINDOW_ROWS
 from lapclip.data.sources.built_in import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
@@ -208,51 +207,26 @@ def test_neighbours_that_are_read_together_stay_close_and_are_still_shuffled() -
     assert min(blocks) > 8  # and from many places in it
 
 
-def streamed_plan(
-    files: list[int], batch_size: int, shards: int, captions: list[list[str]] | None = None
-) -> BatchPlan:
-    """Images that lie in files of so many each, and carry their row number in each pixel."""
-    count = sum(files)
-    captions = captions or [["abcdefgh"[at % 8] * (1 + at % 15)] for at in range(count)]
-    rows = np.arange(count, dtype=np.uint8)[:, None, None, None] * np.ones(
-        (1, 2, 2, 3), dtype=np.uint8
-    )
-    pairs = Pairs(rows, captions, sequential=True, files=np.repeat(np.arange(len(files)), files))
-    return BatchPlan(pairs, CharacterTokenizer("abcdefgh"), 20, batch_size, 0, shards=shards)
+@pytest.mark.parametrize("counts", [(9, 9), (12, 6), (6, 6, 6), (18,)], ids=str)
+def test_ranks_read_the_images_of_their_own_rows_and_together_the_batch(
+    counts: tuple[int, ...],
+) -> None:
+    plan = plan_of([["a" * (1 + at % 9)] for at in range(200)], 18)
+    for step in (1, 2, 15):
+        whole = plan.batch(step)
+        batches = [plan.for_rank(counts, rank).batch(step) for rank in range(len(counts))]
+        read = []
+        for batch, count in zip(batches, counts, strict=True):
+            assert batch.ranks is not None
+            assert len(batch.pixels_BSSC) == count
+            assert rows_of(batch) == [rows_of(whole)[at] for at in batch.ranks.own]
+            read += rows_of(batch)
+            for name in ("tokens_BL", "positives_BB", "sided_B", "lengths_B"):  # of all rows
+                assert np.array_equal(getattr(batch, name), getattr(whole, name))
+        assert sorted(read) == sorted(rows_of(whole))
 
 
-def own_rows(plan: BatchPlan, count: int, step: int, shards: int = 4) -> list[list[int]]:
-    """What each of so many ranks reads of a batch, its shards one after the other."""
-    dealt = [range(rank * shards // count, (rank + 1) * shards // count) for rank in range(count)]
-    return [rows_of(plan.for_shards(shards, own).batch(step)) for own in dealt]
-
-
-@pytest.mark.parametrize("sequential", [False, True])
-def test_ranks_read_the_images_of_their_own_shards_and_together_the_batch(sequential: bool) -> None:
-    plan = (
-        streamed_plan([50] * 4, 18, 4)
-        if sequential
-        else plan_of([["a" * (1 + at % 9)] for at in range(200)], 18)
-    )
-    whole = [[row for rows in own_rows(plan, 1, step) for row in rows] for step in range(1, 25)]
-    for step, rows in enumerate(whole, start=1):
-        batch, some = plan.batch(step), plan.for_shards(4, range(1, 3)).batch(step)
-        assert rows == [rows_of(batch)[at] for shard in batch.dealt(4) for at in shard]
-        for count in (2, 3, 4, 7):
-            assert [row for own in own_rows(plan, count, step) for row in own] == rows
-        assert len(some.pixels_BSSC) == sum(len(batch.dealt(4)[number]) for number in (1, 2))
-        for name in (
-            "tokens_BL",
-            "positives_BB",
-            "sided_B",
-            "lengths_B",
-        ):  # the loss needs them of all
-            assert np.array_equal(getattr(some, name), getattr(batch, name))
-    first_epoch = [row for rows in whole[: plan.steps_per_epoch] for row in rows]
-    assert len(set(first_epoch)) == len(first_epoch) == 200 // 18 * 18
-
-
-def test_features_are_read_of_own_shards_alone() -> None:
+def test_features_are_read_of_own_rows_alone() -> None:
     captions = [["a cab " + "a" * (at % 4), "a bed"] for at in range(30)]
     plan = plan_of(captions, 9, phrases=0.3)
     images = np.arange(30, dtype=np.float32)[None, :, None]  # one view
@@ -261,75 +235,14 @@ def test_features_are_read_of_own_shards_alone() -> None:
     held_out = HeldOutFeatures(plan.pairs, None, None)
     features = CachedFeatures(images, texts, held_out, [], {"phrase": phrases})
     plan = plan.with_features(features)
-    whole, own = plan.batch(2), plan.for_shards(4, range(1, 3)).batch(2)
-    rows = np.concatenate(whole.dealt(4)[1:3])
-    assert 0 < len(rows) < 9
+    whole, own = plan.batch(2), plan.for_rank([5, 4], 1).batch(2)
+    assert own.ranks is not None
+    rows = own.ranks.own
+    assert len(rows) == 4
     for name in ("image_features", "text_features"):
         assert np.array_equal(getattr(own, name), getattr(whole, name)[rows])
     assert np.array_equal(own.extras["phrase_features"], whole.extras["phrase_features"][rows])
     assert len(own.extras["phrase_tokens_BL"]) == 9
-
-
-def test_each_shard_of_streamed_data_comes_from_files_of_its_own() -> None:
-    plan = streamed_plan([50] * 4, 18, 4)
-    assert plan._sections.first == [0, 50, 100, 150, 200]
-    assert [plan._sections.sizes(at) for at in range(2)] == [
-        [4, 4, 5, 5],
-        [5, 5, 4, 4],
-    ]  # remainders go round
-    for step in range(1, 3 * plan.steps_per_epoch + 1):
-        batch = plan.batch(step)
-        rows = rows_of(batch)
-        assert batch.lengths_B is not None
-        for number, shard in enumerate(batch.shards):
-            assert {rows[at] // 50 for at in shard} == {number}
-            assert batch.lengths_B[shard].tolist() == sorted(batch.lengths_B[shard])
-
-
-def test_the_order_of_streamed_data_without_shards_stays_as_it_was() -> None:
-    plans = [streamed_plan([50] * 4, 18, shards) for shards in (0, 1, 4)]
-    orders = [plan._epoch(1)[0].tolist() for plan in plans]
-    assert orders[0] == orders[1] != orders[2]
-    assert plans[0].batch(1).shards == ()
-    assert sorted(orders[2]) == list(range(200))
-
-
-def test_a_file_is_divided_where_else_an_epoch_would_leave_out_more() -> None:
-    for files in ([3] * 40, [7, 90, 2, 1, 60], [120], [1] * 115 + [5], [30, 29, 31, 30]):
-        for batch_size, shards in ((8, 4), (11, 4), (30, 8), (120, 3), (5, 16)):
-            plan = streamed_plan(files, batch_size, shards)
-            sections = plan._sections
-            lengths = np.diff(sections.first)
-            assert sum(lengths) == sum(files)
-            assert max(lengths) - min(lengths) <= 1 + sum(files) % batch_size
-            epoch = [
-                row
-                for step in range(1, plan.steps_per_epoch + 1)
-                for row in rows_of(plan.batch(step))
-            ]
-            assert len(set(epoch)) == len(epoch) == sum(files) // batch_size * batch_size
-    assert streamed_plan([30, 29, 31, 30], 11, 4)._sections.first == [0, 30, 59, 90, 120]
-    assert streamed_plan([31, 29, 30, 30], 12, 4)._sections.first == [
-        0,
-        30,
-        60,
-        90,
-        120,
-    ]  # no row to spare
-
-
-def test_equal_captions_of_streamed_data_are_separated_within_a_section() -> None:
-    captions = [["a"] if at % 10 < 2 else ["bcdefgh"[at % 7] * (1 + at % 13)] for at in range(200)]
-    plan = streamed_plan([50] * 4, 20, 4, captions)
-    plain = plan._order(1)
-    rows_N, captions_N = plan._epoch(1)
-    assert not np.array_equal(rows_N, plain)  # some were swapped
-    assert np.array_equal(rows_N // 50, plain // 50)
-    for step in range(1, 11):
-        rows = [row for shard in plan.batch(step).shards for row in shard]
-        assert sorted(rows) == list(range(20))
-    counts = [int((captions_N[at : at + 20] % 10 < 2).sum()) for at in range(0, 200, 20)]
-    assert max(counts) <= 6
 
 
 def test_captions_that_are_equal_once_cut_are_positives_of_each_other() -> None:
@@ -433,9 +346,7 @@ def varied_plan(case: str, count: int = 61, batch_size: int = 12) -> BatchPlan:
         pixels,
         captions,
         aspects=draw.uniform(0.5, 2, count) if case == "views" else None,
-        sequential=case == "sections",
         identities=np.arange(count, dtype=np.uint64) // 2 if case == "copies" else None,
-        files=np.arange(count) // 8 if case == "sections" else None,
     )
     tokenizer = (FilledTokenizer if case == "filled" else CharacterTokenizer)("abcdefgh ")
     images = np.arange(count * 5, dtype=np.float32).reshape(1, count, 5)
@@ -457,7 +368,6 @@ def varied_plan(case: str, count: int = 61, batch_size: int = 12) -> BatchPlan:
         0.3 if case in ("dropout", "filled") else 0.0,
         Views(3, 0.5, 0.5) if case == "views" else None,
         extras,
-        shards=4 if case == "sections" else 1,
     )
     if case == "features":
         width = sum(len(caption) for caption in plan.captions)
@@ -465,7 +375,7 @@ def varied_plan(case: str, count: int = 61, batch_size: int = 12) -> BatchPlan:
         text = Ragged(np.arange(2 * width, dtype=np.float32).reshape(width, 2), first)
         held_out = HeldOutFeatures(pairs, None, None)
         return plan.with_features(CachedFeatures(images, text, held_out, []))
-    return plan.for_shards(4, range(1, 3)) if case == "sections" else plan
+    return plan
 
 
 def digest(batch: Batch) -> str:
@@ -491,7 +401,6 @@ def digest(batch: Batch) -> str:
         ("phrases", "f68b9024bd4b229e"),
         ("copies", "99abd50b85e0bb1e"),
         ("views", "682092b89df4422a"),
-        ("sections", "0924d29df53810bb"),
         ("features", "f5cb70ca5db14a23"),
     ],
 )

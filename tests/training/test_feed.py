@@ -118,9 +118,7 @@ def losses_of(step: TrainStep, plan: BatchPlan, *, ahead: bool, first: int = 1) 
     return [*found, pending().loss] if pending else found
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"micro_batch": 3}, {"shards": 2}, {"optimizer": "muon"}], ids=str
-)
+@pytest.mark.parametrize("settings", [{}, {"micro_batch": 3}, {"optimizer": "muon"}], ids=str)
 def test_sent_batches_train_as_others(settings: dict) -> None:
     plan = plan_of()
     right = losses_of(step_on(Cpu(), plan, **settings), plan, ahead=False)

@@ -46,7 +46,7 @@ SETTING = '''    brightness: float = setting(0.0, objective="brightness.Brightne
 BEFORE = "    symbol_dropout: float"
 
 
-@pytest.mark.parametrize("extra", [[], ["train.micro_batch=6"], ["train.shards=2"]], ids=str)
+@pytest.mark.parametrize("extra", [[], ["train.micro_batch=6"]], ids=str)
 def test_a_new_objective_takes_its_file_and_a_setting(tmp_path: Path, extra: list[str]) -> None:
     copy = ChangedCopy(tmp_path)
     copy.add("training/objectives/brightness.py", OBJECTIVE)

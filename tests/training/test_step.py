@@ -2,14 +2,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
 import torch
-from lapclip.training.sharded_update import handing_on
-from lapclip.training.shards import GradientSum
 
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
@@ -394,20 +390,3 @@ def test_captions_taken_in_parts_by_length_give_the_same_step() -> None:
         parted.model.named_parameters(), whole.model.named_parameters(), strict=True
     ):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-3, msg=name)
-
-
-def test_a_group_that_a_late_gradient_completes_is_handed_on_during_the_backward_pass() -> None:
-    """On a GPU one of a group is watched; a kernel may take the gradient of a bias after that one is there."""
-    first, second, third = (torch.nn.Parameter(torch.tensor(2.0)) for _ in range(3))
-    handed: list[int] = []
-    summing = SimpleNamespace(
-        groups=[[0, 1], [2]], add_group=lambda number, _: handed.append(number)
-    )
-    step = SimpleNamespace(
-        learnt_in_towers=[first, second, third], rounded=None, device=SimpleNamespace(is_cpu=False)
-    )
-    with handing_on(cast("TrainStep", step), cast("GradientSum", summing)):
-        (
-            2 * third * first * second
-        ).backward()  # the gradient of `second`, which is watched, comes first
-        assert handed == [0, 1]

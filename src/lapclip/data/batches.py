@@ -22,12 +22,13 @@ import numpy as np
 from lapclip.data.dataset import Pairs
 from lapclip.data.pixels import draw_views, names_sides
 from lapclip.data.ragged import Ragged
-from lapclip.data.sections import Sections
 from lapclip.data.tokenizers import Tokenizer, padded_length
 from lapclip.errors import DataError
 from lapclip.seeding import generator
 
 SWAP_TRIES = 4  # later images that may take the place of one whose caption is in the batch already
+WINDOW_ROWS = 4096  # rows of sequential data that are shuffled among each other
+BLOCK_ROWS = 256  # rows that stay neighbors until then: reading neighbors together is faster
 
 
 class Slicing(Enum):
@@ -187,8 +188,6 @@ class BatchPlan:
         symbol_dropout: float = 0.0,
         views: Views | None = None,
         extras: BatchExtras | None = None,
-        *,
-        shards: int = 1,
     ) -> None:
         if batch_size > len(pairs):
             raise DataError(
@@ -200,7 +199,6 @@ class BatchPlan:
         self._views, self._extras = views, extras
         self._frozen: FrozenFeatures | None = None
         self.steps_per_epoch = len(pairs) // batch_size
-        self._sections = Sections.of(pairs, batch_size, shards)
         self._ranks: RankRows | None = None
         self._planned: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -351,7 +349,7 @@ class BatchPlan:
         """Draw the order of the images in an epoch."""
         draw = generator(self.seed, "order", epoch)
         if self.pairs.sequential:
-            return self._sections.order(draw)
+            return _shuffle_nearby(len(self.pairs), draw)
         return draw.permutation(len(self.pairs))
 
     def _separate_equal_captions(
@@ -360,22 +358,21 @@ class BatchPlan:
         """Change one batch of an epoch, in place, so that no caption is in it more often than
         allowed.
 
-        An image without another caption is swapped with a later one of its section. It stays if a
-        few tries fail.
+        An image without another caption is swapped with one of a later batch. It stays if a few
+        tries fail.
         """
-        same, sections = self.encoded.same, self._sections
-        first = number * self.batch_size
+        same, first = self.encoded.same, number * self.batch_size
+        next_batch = first + self.batch_size
+        later = len(rows) - next_batch
         inside, counts = np.unique(
             same[captions[first : first + self.batch_size]], return_counts=True
         )
         if (counts <= self.encoded.allowed[inside]).all():
             return
         used: Counter[int] = Counter()
-        for at, section in enumerate(sections.numbers(number).tolist(), start=first):
-            later = sections.count_after(section, number)
-            tries = draw.integers(0, later, SWAP_TRIES).tolist() if later else []
-            swaps = (sections.index_after(section, number, each) for each in tries)
-            for other in chain([at], swaps):
+        for at in range(first, next_batch):
+            swaps = draw.integers(0, later, SWAP_TRIES) + next_batch if later else []
+            for other in [at, *swaps]:
                 caption = self._unused_caption(rows[other], captions[other], used)
                 if caption is not None:
                     rows[[at, other]] = rows[[other, at]]
@@ -453,3 +450,14 @@ def prefetch(plan: BatchPlan, first: int, last: int, threads: int = 1) -> Genera
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)  # a caller that stops early does not wait for the rest
+
+
+def _shuffle_nearby(count: int, draw: np.random.Generator) -> np.ndarray:
+    """Draw an order of rows in which neighbors stay close."""
+    # Blocks in a new order, then each row delayed by a random number of rows: a buffer that is
+    # drawn from. Rows that would come after the end come first, so the first and last batches are
+    # as mixed as the others.
+    row = np.arange(count)
+    block = draw.permutation(-(-count // BLOCK_ROWS))[row // BLOCK_ROWS]
+    delayed = block * BLOCK_ROWS + row % BLOCK_ROWS + draw.random(count) * WINDOW_ROWS
+    return np.argsort(delayed % count, kind="stable")
