@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,11 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lapclip.config import ModelConfig, TrainConfig
-from lapclip.data.batches import RankRows
+from lapclip.data.batches import BatchPlan, RankRows
+from lapclip.data.dataset import Pairs
+from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.machine.cpu import Cpu
+from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import freeze
+from lapclip.model.shapes import SHAPES
 from lapclip.training import loss_rows
+from lapclip.training.cuda_graph import make_step
 from lapclip.training.distributed import (
     ALONE,
     Ranks,
@@ -28,6 +34,8 @@ from lapclip.training.distributed import (
     whole,
 )
 from lapclip.training.loss_rows import Columns, contrastive_rows
+from lapclip.training.objectives import Objectives
+from lapclip.training.objectives.base import LossRows, TruePairs
 from lapclip.training.objectives.contrastive import LOSSES, batch_accuracy, contrastive_loss
 from lapclip.training.optimizer import make_optimizer
 from tests.rank_pool import RankPool
@@ -105,7 +113,7 @@ def make_model(case: Case) -> CLIP:
         shape = replace(shape, image_tower=case.image_tower, image_layers=4, image_size=32)
     model = CLIP(shape).to(torch.float64)
     if case.loss == "sigmoid":
-        model.start_logits(None, -2.0)
+        model.start_logits(10.0, -2.0)
     freeze(model, TrainConfig(**dict(case.train)))
     return model.to(torch.float64)
 
@@ -163,10 +171,11 @@ def take_step(ranks: Ranks, case: Case, model: CLIP, *, sums: bool = True) -> Te
     columns = Columns(ranks, rows, case.is_ring)
 
     def loss_of(image: Tensor, text: Tensor) -> loss_rows.ContrastiveRows:
-        scale, bias = model.logit_scale.exp(), model.logit_bias
-        return contrastive_rows(
-            case.loss, image, text, scale, bias, by_image, by_text, columns, case.smoothing
-        )
+        embeddings = {"image": image, "text": text}
+        gathered = embeddings if case.is_ring else ranks.gather(embeddings, rows)
+        pairs = {"positives": TruePairs(by_image, by_text)}
+        given = LossRows(model, embeddings, gathered, pairs, {}, PAIRS, columns)
+        return contrastive_rows(given, "text", "positives", case.loss, case.smoothing)
 
     if case.micro_batch:
         parts = ranks.cut_micro_batches(rows[ranks.rank], rows, case.micro_batch)
@@ -338,3 +347,78 @@ def test_advice_divides_rows_so_that_hosts_finish_together() -> None:
     assert advice.step_seconds == 3.0
     assert advice.best_step_seconds == pytest.approx(1.5)
     assert advice.without_slowest_seconds == pytest.approx(2.0)
+
+
+STEP_CASES: list[dict[str, Any]] = [
+    {},
+    {"micro_batch": 3},
+    {"loss_ring": True},
+    {"loss": "sigmoid"},
+    {"rows": "3,1"},
+    {"optimizer": "muon"},
+    {"lora_rank": 2},
+    {"image_blocks": 1, "text_blocks": 0},
+    {"phrases": 0.4},
+    {"phrases": 0.4, "loss_ring": True, "micro_batch": 3},
+    {"word_weight": 0.5},
+    {"teacher": "vectors.npy"},
+    {"consistency": 0.5},
+    {"label_smoothing": 0.1, "symbol_dropout": 0.2},
+    {"parallel": "fsdp", "micro_batch": 3},
+    {"parallel": "fsdp", "phrases": 0.4, "consistency": 0.5, "optimizer": "muon"},
+]
+
+
+def train_steps(ranks: Ranks, settings: dict[str, Any]) -> tuple[list[dict], dict[str, Tensor]]:
+    """Return the metrics of three real steps and the weights after them."""
+    batch_size = 13
+    captions = [[f"a {word} cat", f"{word} snow"] for word in ("red", "big", "old", "wet", "shy")]
+    captions = [captions[at % 5] for at in range(30)]
+    draw = np.random.default_rng(1)
+    pairs = Pairs(draw.integers(0, 256, (30, 32, 32, 3), dtype=np.uint8), captions)
+    tokenizer = CharacterTokenizer.learn([text for texts in captions for text in texts])
+    config = TrainConfig(
+        **{
+            "dtype": "float32",
+            "batch_size": batch_size,
+            "steps": 3,
+            "crop": 0.6,
+            "flip": 0.5,
+            **settings,
+        }
+    )
+    shape = replace(SHAPES["tiny"], vocabulary=tokenizer.vocabulary, context=32)
+    vectors = np.ones((60, shape.embedding), np.float32) / math.sqrt(shape.embedding)
+    prepared = {"teacher": (vectors[:30], vectors)} if config.teacher else {}
+    extras = Objectives(config, **prepared)
+    plan = BatchPlan(pairs, tokenizer, 32, batch_size, 0, config.symbol_dropout, None, extras)
+    model = CLIP(shape, seed=1)
+    extras.start(model, is_new=True)
+    freeze(model, config)
+    if config.parallel == "fsdp" and ranks.is_distributed:
+        shard_towers(model, ranks, None, torch.float32)
+    step = make_step(model, config, Cpu())
+    if ranks.is_distributed:
+        shares = [int(share) for share in config.rows.split(",")] if config.rows else [1, 1]
+        plan = plan.for_rank(divide(batch_size, shares), ranks.rank)
+        step.ranks = ranks
+    metrics = []
+    for number in range(1, 4):
+        watch = Stopwatch(Cpu().synchronise, on=False)
+        found = step(plan.batch(number), number, 1e-3, watch)()
+        metrics.append({**found.scalars, **found.part_norms})
+    weights = {name: whole(p.detach()).clone() for name, p in model.named_parameters()}
+    return metrics, weights
+
+
+@pytest.mark.parametrize("settings", STEP_CASES, ids=str)
+def test_real_steps_of_two_ranks_are_those_of_one_process(
+    pool: RankPool, settings: dict[str, Any]
+) -> None:
+    alone_metrics, alone_weights = train_steps(ALONE, settings)
+    results = pool.run(2, train_steps, settings)
+    for metrics, weights in results:
+        for one, other in zip(metrics, alone_metrics, strict=True):
+            assert one == pytest.approx(other, rel=2e-4, abs=1e-5)
+        for name, weight in alone_weights.items():
+            torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=2e-4, msg=name)

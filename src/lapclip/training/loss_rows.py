@@ -16,13 +16,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lapclip.training.distributed import Ranks
+
+if TYPE_CHECKING:
+    from lapclip.training.objectives.base import LossRows
 
 BLOCK_LOGITS = 1 << 21  # numbers in a block: 8 MB in float32, a few times over
 
@@ -226,37 +229,33 @@ class ContrastiveRows(NamedTuple):
 
 
 def contrastive_rows(
-    name: str,
-    image_RE: Tensor,
-    text_RE: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    positives_by_image_RB: Tensor,
-    positives_by_text_RB: Tensor,
-    columns: Columns,
-    smoothing: float = 0.0,
+    rows: LossRows, other: str, positives: str, name: str, smoothing: float = 0.0
 ) -> ContrastiveRows:
-    """Return this rank's part of the contrastive loss `name` (`train.loss`) of the whole batch."""
-    image_CE, text_CE = image_RE, text_RE
-    if not columns.is_ring:
-        image_CE, text_CE = columns.ranks.gather([image_RE, text_RE], columns.rows)
-    batch = sum(columns.rows)
+    """Return this rank's part of the contrastive loss `name` of images and another pass.
+
+    `positives` names the pairs that belong together.
+    """
+    assert rows.columns is not None
+    image_RE, other_RE = rows.own["image"], rows.own[other]
+    image_CE, other_CE = rows.gathered["image"], rows.gathered[other]
+    pairs, scale, bias = rows.pairs[positives], rows.model.logit_scale.exp(), rows.model.logit_bias
+    columns, dtype = rows.columns, image_RE.dtype
     if name == "softmax":
-        by_image = SoftmaxRows(positives_by_image_RB, smoothing, image_RE.dtype)
-        by_text = SoftmaxRows(positives_by_text_RB, smoothing, image_RE.dtype)
+        by_image = SoftmaxRows(pairs.by_image_RB, smoothing, dtype)
+        by_other = SoftmaxRows(pairs.by_text_RB, smoothing, dtype)
     else:
-        by_image = SigmoidRows(positives_by_image_RB, image_RE.dtype)
-        by_text = SigmoidRows(positives_by_text_RB, image_RE.dtype)
-    image_sum = _blockwise(image_RE, text_CE, scale, bias, by_image, columns)
+        by_image = SigmoidRows(pairs.by_image_RB, dtype)
+        by_other = SigmoidRows(pairs.by_text_RB, dtype)
+    image_sum = _blockwise(image_RE, other_CE, scale, bias, by_image, columns)
     if name == "softmax":
-        text_sum = _blockwise(text_RE, image_CE, scale, bias, by_text, columns)
-        loss = (image_sum + text_sum) / (2 * batch)
+        other_sum = _blockwise(other_RE, image_CE, scale, bias, by_other, columns)
+        loss = (image_sum + other_sum) / (2 * rows.size)
     else:
-        # Rows of images have every pair once. Rows of captions serve their accuracy alone.
+        # Rows of images have every pair once. The other rows serve their accuracy alone.
         with torch.no_grad():
-            _blockwise(text_RE, image_CE, scale, bias, by_text, columns)
-        loss = image_sum / batch
-    return ContrastiveRows(loss, by_text.hits() / batch, by_image.hits() / batch)
+            _blockwise(other_RE, image_CE, scale, bias, by_other, columns)
+        loss = image_sum / rows.size
+    return ContrastiveRows(loss, by_other.hits() / rows.size, by_image.hits() / rows.size)
 
 
 def _blockwise(

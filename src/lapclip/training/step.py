@@ -21,6 +21,7 @@ from lapclip.training.distributed import ALONE, Ranks
 from lapclip.training.head_dropout import HeadDropout
 from lapclip.training.image_views import choose_boxes, draw_crops, view_images
 from lapclip.training.inputs import Inputs, Sent
+from lapclip.training.loss_rows import Columns
 from lapclip.training.objectives import Loss, Objectives, Pass
 from lapclip.training.optimizer import apply_gradients
 from lapclip.training.precision import LossScale, RoundedCopy
@@ -301,8 +302,12 @@ class TrainStep:
         Of several ranks each computes what its own rows add to the loss.
         """
         with watch.phase("forward"):
-            embeddings = self.ranks.gather(embeddings, inputs.row_counts)
-            loss = self.objectives.loss(self.model, inputs, embeddings, inputs.own)
+            columns = None
+            if self.ranks.is_distributed:
+                columns = Columns(self.ranks, inputs.row_counts, self.config.loss_ring)
+                if not columns.is_ring:
+                    embeddings = self.ranks.gather(embeddings, inputs.row_counts)
+            loss = self.objectives.loss(self.model, inputs, embeddings, inputs.own, columns)
         with watch.phase("backward"):
             self.scaled(loss.total).backward()
         return loss

@@ -19,6 +19,7 @@ from lapclip.config import TrainConfig
 from lapclip.data.batches import BatchPlan, DrawnRows, Slicing
 from lapclip.model.clip import CLIP
 from lapclip.training.inputs import Inputs
+from lapclip.training.loss_rows import Columns
 from lapclip.training.objectives.base import LossRows, Objective, Pass, TruePairs
 
 Value = TypeVar("Value")
@@ -103,10 +104,15 @@ class Objectives:
         inputs: Inputs,
         embeddings: Mapping[str, Tensor],
         own: slice | None = None,
+        columns: Columns | None = None,
     ) -> Loss:
         """Compute the loss from the embeddings of all pairs; with `own` only what these rows add to
-        it."""
-        rows = loss_rows(model, inputs, embeddings, own)
+        it.
+
+        With `columns` the rows of other ranks come from there. In a ring the embeddings are those of
+        own rows alone.
+        """
+        rows = loss_rows(model, inputs, embeddings, own, columns)
         terms = [(objective, objective.term(rows)) for objective in self.in_batch(inputs)]
         # Weighed with the recorded ones first, but computed in the order of the settings: sums of
         # gradients depend on it.
@@ -129,11 +135,15 @@ class Objectives:
 
 
 def loss_rows(
-    model: CLIP, inputs: Inputs, embeddings: Mapping[str, Tensor], own: slice | None
+    model: CLIP,
+    inputs: Inputs,
+    embeddings: Mapping[str, Tensor],
+    own: slice | None,
+    columns: Columns | None = None,
 ) -> LossRows:
     """Return what terms are computed from. Without `own` all rows are this process's."""
     pairs, extras, own_embeddings = {}, {}, embeddings
-    if own is not None:
+    if own is not None and not (columns and columns.is_ring):
         own_embeddings = {name: rows_BE[own] for name, rows_BE in embeddings.items()}
     for name, tensor in {"positives_BB": inputs.positives_BB, **inputs.extras}.items():
         match inputs.slicing_of(name):
@@ -145,7 +155,7 @@ def loss_rows(
                 extras[name] = tensor[own]
             case _:
                 extras[name] = tensor
-    return LossRows(model, own_embeddings, embeddings, pairs, extras, len(inputs))
+    return LossRows(model, own_embeddings, embeddings, pairs, extras, len(inputs), columns)
 
 
 def merge(mappings: Iterable[Mapping[str, Value]]) -> dict[str, Value]:

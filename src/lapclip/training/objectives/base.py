@@ -16,6 +16,7 @@ from torch import Tensor
 from lapclip.config import TrainConfig
 from lapclip.data.batches import BatchPlan, DrawnRows, Slicing
 from lapclip.model.clip import CLIP
+from lapclip.training.loss_rows import Columns
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class LossRows:
     """This process's rows of all other extras."""
     size: int
     """Pairs of the whole batch."""
+    columns: Columns | None = None
+    """Where the rows of other ranks come from. None for a single process."""
 
     @property
     def is_whole(self) -> bool:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lapclip.model.clip import CLIP
+from lapclip.training.loss_rows import contrastive_rows
 from lapclip.training.objectives.base import LossRows, Objective, Term, TruePairs
 
 
@@ -149,14 +150,21 @@ class Contrastive(Objective):
     is_recorded = True
 
     def term(self, rows: LossRows) -> Term:
-        pairs = rows.pairs["positives_BB"]
-        by_image_RB, by_text_RB = logits_of(rows, "text")
-        loss = LOSSES[self.config.loss].of_rows(
-            by_image_RB, by_text_RB, pairs, self.config.label_smoothing
-        )
+        pairs, config = rows.pairs["positives_BB"], self.config
+        if rows.columns is not None:
+            loss, t2i_accuracy, i2t_accuracy = contrastive_rows(
+                rows, "text", "positives_BB", config.loss, config.label_smoothing
+            )
+        else:
+            by_image_RB, by_text_RB = logits_of(rows, "text")
+            loss = LOSSES[config.loss].of_rows(
+                by_image_RB, by_text_RB, pairs, config.label_smoothing
+            )
+            t2i_accuracy = row_accuracy(by_text_RB, pairs.by_text_RB)
+            i2t_accuracy = row_accuracy(by_image_RB, pairs.by_image_RB)
         metrics = {
-            "t2i_accuracy": row_accuracy(by_text_RB, pairs.by_text_RB),
-            "i2t_accuracy": row_accuracy(by_image_RB, pairs.by_image_RB),
+            "t2i_accuracy": t2i_accuracy,
+            "i2t_accuracy": i2t_accuracy,
             "logit_scale": rows.model.logit_scale.detach(),
         }
         if rows.model.logit_bias is not None:

@@ -17,6 +17,7 @@ from lapclip.data.batches import BatchPlan, DrawnRows, Slicing, equal_pairs
 from lapclip.data.phrases import Phrases, cut_phrases
 from lapclip.data.ragged import Ragged
 from lapclip.seeding import generator
+from lapclip.training.loss_rows import contrastive_rows
 from lapclip.training.objectives.base import LossRows, Objective, Pass, Term
 from lapclip.training.objectives.contrastive import LOSSES, logits_of
 
@@ -77,6 +78,10 @@ class PhraseObjective(Objective):
         return arrays
 
     def term(self, rows: LossRows) -> Term:
+        if rows.columns is not None:
+            name, smoothing = self.config.loss, self.config.label_smoothing
+            loss = contrastive_rows(rows, PHRASE.name, "phrase_positives_BB", name, smoothing).loss
+            return Term(loss, {"phrase_loss": loss.detach()})
         by_image_RB, by_phrase_RB = logits_of(rows, PHRASE.name)
         loss = LOSSES[self.config.loss].of_rows(
             by_image_RB,
