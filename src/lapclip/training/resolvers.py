@@ -22,7 +22,7 @@ from lapclip.machine.device import Device
 from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.progress import Status
 from lapclip.text import counted
-from lapclip.training.frozen_features import start_heads
+from lapclip.training.head_start import start_heads
 from lapclip.training.initial_weights import InitialWeights, find_initial_weights
 from lapclip.training.minutes import fit_minutes
 from lapclip.training.objectives.contrastive import LOSSES

@@ -136,7 +136,7 @@ def make_plan(
         train.seed,
         train.symbol_dropout,
         views,
-        Objectives(train, teacher=teacher.rows if teacher else None),
+        Objectives(train, teacher=teacher.vectors if teacher else None),
         shards=train.shards,
     )
 
