@@ -17,6 +17,10 @@ class DataProgress(Protocol):
     def __call__(self, done: int, total: int, what: str = "drawing", /) -> None: ...
 
 
+def ignore_progress(done: int, total: int, what: str = "", /) -> None:
+    """Report nothing: a progress callback for callers that pass none."""
+
+
 NOUNS = ("captions", "phrases", "images")
 """What data is made of, as work on it names it."""
 

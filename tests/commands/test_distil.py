@@ -30,15 +30,19 @@ from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run, find_run
-from lapclip.training import teacher as teaching
 from lapclip.training.checkpoint import save_model
+from lapclip.training.objectives.distillation import TeacherVectors
 from lapclip.training.outcome import TrainOutcome
 from lapclip.training.request import Callbacks
 from lapclip.training.teacher import (
+    EMBEDDING_CAPTIONS,
+    EMBEDDING_IMAGES,
     TeacherFile,
     TeacherModel,
+    cached_teacher_embeddings,
     compute_teacher_embeddings,
     fit_width,
+    normalize_rows,
     open_teacher,
 )
 
@@ -158,12 +162,12 @@ def test_embeddings_are_the_teachers_of_each_image_and_caption(data: Path, here:
     pairs = load_data(config.data, 32)
     taught = compute_teacher_embeddings(TeacherModel(teacher), config, pairs, None)
     np.testing.assert_allclose(
-        taught.image_NE,
+        taught.vectors.images,
         teacher.encode_image([data / name for name in pairs.train.names]),
         atol=1e-6,
     )
     every = [caption for options in pairs.train.captions for caption in options]
-    np.testing.assert_allclose(taught.text_ME, teacher.encode_text(every), atol=1e-6)
+    np.testing.assert_allclose(taught.vectors.captions, teacher.encode_text(every), atol=1e-6)
     assert len(distinct_captions(pairs.train)[0]) == len(every) > len(pairs.train)
 
 
@@ -175,8 +179,8 @@ def test_drawn_images_are_drawn_at_the_teachers_size(here: Path) -> None:
     drawn = load_data(config.data, 32)
     taught = compute_teacher_embeddings(TeacherModel(teacher), config, drawn, None)
     seen = load_data(config.data, 48).train.pixels
-    expected = fit_width(teacher.encode_pixels(seen), taught.text_ME, 128)[0]
-    np.testing.assert_allclose(taught.image_NE, expected, atol=1e-6)
+    whole = TeacherVectors(teacher.encode_pixels(seen), taught.vectors.captions)
+    np.testing.assert_allclose(taught.vectors.images, fit_width(whole, 128).images, atol=1e-6)
 
 
 @pytest.mark.parametrize("stream", ["never", "always"])
@@ -229,14 +233,14 @@ def test_the_second_run_finds_the_teacher_embeddings_of_the_first(
     def tell(done: int, total: int, what: str = "", /) -> None:
         told.append(what)
 
-    for wanted in ([teaching.IMAGES, teaching.CAPTIONS], []):
+    for wanted in ([EMBEDDING_IMAGES, EMBEDDING_CAPTIONS], []):
         told.clear()
         teacher = open_teacher(config)
         assert teacher is not None
         compute_teacher_embeddings(teacher, config, pairs, tell)
         assert list(dict.fromkeys(told)) == wanted
     wider = replace_in(config, "model", embedding=128)
-    assert teaching.cached_teacher_embeddings(teacher.digest, wider, pairs) is None
+    assert cached_teacher_embeddings(teacher.digest, wider, pairs) is None
 
 
 def write_file(path: Path, teacher: Embedder, data: Path, **changes: Any) -> None:
@@ -319,7 +323,7 @@ def test_a_parquet_file_needs_its_package(here: Path, monkeypatch: pytest.Monkey
 
 def test_a_file_cannot_teach_about_drawn_images(data: Path, here: Path) -> None:
     write_file(here / "teacher.npy", make_teacher(here / "teacher"), data)
-    with pytest.raises(DataError, match="images that are drawn: they have no names"):
+    with pytest.raises(DataError, match="drawn scenes are no files"):
         train("first-run", [*STUDENT, "data.train_pairs=64", "train.teacher=teacher.npy"])
 
 
@@ -365,17 +369,20 @@ def test_wider_embeddings_keep_their_similarities_and_narrower_ones_keep_them_ex
     draw = np.random.default_rng(0)
     hidden, image_noise, text_noise = (draw.normal(size=(200, size)) for size in (6, 40, 40))
     turn = draw.normal(size=(6, 40))
-    image, text = (
-        teaching.unit(hidden @ turn + 0.1 * image_noise),
-        teaching.unit(hidden @ turn + 0.1 * text_noise),
+    whole = TeacherVectors(
+        normalize_rows(hidden @ turn + 0.1 * image_noise),
+        normalize_rows(hidden @ turn + 0.1 * text_noise),
     )
+
+    def correlation(vectors: TeacherVectors) -> float:
+        """Return how well similarities of other vectors follow those of the whole ones."""
+        similarities = (vectors.images @ vectors.captions.T).flatten()
+        return np.corrcoef((whole.images @ whole.captions.T).flatten(), similarities)[0, 1]
+
     for width, least in ((8, 0.99), (40, 0.999999), (64, 0.999999)):
-        fitted = fit_width(image, text, width)
-        assert fitted[0].shape == (200, width)
-        np.testing.assert_allclose(np.linalg.norm(fitted[1], axis=1), 1, atol=1e-6)
-        assert (
-            np.corrcoef((image @ text.T).flatten(), (fitted[0] @ fitted[1].T).flatten())[0, 1]
-            > least
-        )
-    cut = [teaching.unit(rows[:, :8]) for rows in (image, text)]
-    assert np.corrcoef((image @ text.T).flatten(), (cut[0] @ cut[1].T).flatten())[0, 1] < 0.99
+        fitted = fit_width(whole, width)
+        assert fitted.images.shape == (200, width)
+        np.testing.assert_allclose(np.linalg.norm(fitted.captions, axis=1), 1, atol=1e-6)
+        assert correlation(fitted) > least
+    cut = [normalize_rows(rows[:, :8]) for rows in (whole.images, whole.captions)]
+    assert correlation(TeacherVectors(*cut)) < 0.99

@@ -26,7 +26,7 @@ from lapclip.together.bundle import (
     parts_of,
     read_bundle,
 )
-from lapclip.training.frozen_features import array_path
+from lapclip.training.array_cache import array_path
 from lapclip.training.run_parts import make_plan
 
 from ..conftest import SMALL

@@ -28,14 +28,10 @@ from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run
 from lapclip.runs.messages import log_line
 from lapclip.training import frozen_features as features
+from lapclip.training.array_cache import array_path, read_array, write_array
 from lapclip.training.checkpoint import WEIGHTS
-from lapclip.training.frozen_features import (
-    CachedFeatures,
-    array_path,
-    read_array,
-    start_heads,
-    write_array,
-)
+from lapclip.training.frozen_features import CachedFeatures
+from lapclip.training.head_start import start_heads
 from lapclip.training.initial_weights import open_towers
 from lapclip.training.outcome import TrainOutcome
 
@@ -256,7 +252,9 @@ def test_a_run_whose_start_is_gone_is_not_resumed_from_chance(
         "\n".join(lines[:-1]) + "\n", encoding="utf-8"
     )  # as if it had not finished
     shutil.rmtree(run / "start")
-    with pytest.raises(RunError, match="start is gone, or the run was killed before it was there"):
+    with pytest.raises(
+        RunError, match="start is gone, or the run was killed before it was written"
+    ):
         resume("cut")
 
 
@@ -383,12 +381,10 @@ def test_half_precision_learns_about_the_same(
 def test_features_that_half_precision_cannot_hold_are_kept_whole_or_not_at_all(
     empty_cache: Path,
 ) -> None:
-    maker = object.__new__(features._FeatureMaker)
-    maker._ranks = ALONE
     small, large = np.ones((2, 3), np.float32), np.full((2, 3), 1e6, np.float32)
 
     def kept(name: str, *blocks: np.ndarray) -> np.ndarray:
-        return maker._compute(empty_cache / name, (4,), iter(blocks), halve=True)
+        return features._store(empty_cache / name, (4,), iter(blocks), ALONE, allow_half=True)
 
     assert kept("small.npy", small, small).dtype == np.float16
     np.testing.assert_array_equal(kept("large.npy", large, small), np.concatenate([large, small]))

@@ -41,7 +41,7 @@ from lapclip.model.pretrained_towers import (
     PretrainedTower,
 )
 from lapclip.model.shapes import SHAPES
-from lapclip.progress import DataProgress, Status
+from lapclip.progress import DataProgress, Status, ignore_progress
 from lapclip.seeding import generator
 from lapclip.suggest import command, set_words, source_word
 from lapclip.weights.pretrained_networks import (
@@ -319,7 +319,7 @@ class TowerReader:
         some = batches[len(batches) // 2][:TIMED]
         dtype = fastest_dtype(tower, lambda: features(some), self.device)
         tower.compute = replace(tower.compute, dtype=dtype)
-        report = self.callbacks.data or (lambda done, total, what="": None)
+        report = self.callbacks.data or ignore_progress
         began, parts = time.perf_counter(), []
         for batch in batches:
             parts.append(features(batch).float().cpu())

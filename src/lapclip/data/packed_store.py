@@ -46,7 +46,7 @@ from lapclip.data.table import Skipped, StoredImage
 from lapclip.errors import DataError, first_line
 from lapclip.machine.facts import logical_cores
 from lapclip.paths import cache_folder, digest_of_bytes, make_private, sweep
-from lapclip.progress import DataProgress
+from lapclip.progress import DataProgress, ignore_progress
 
 MIDDLE, WHOLE = "middle", "whole"
 """How an image becomes a square: its middle cut out, exactly as `encode_image` does it, or all of it squeezed."""
@@ -143,7 +143,7 @@ def pack(
 ) -> Packed:
     """Images as squares in a store, made where they are not there yet. With `store` off they are only checked:
     each is decoded once to know that it can be, and its pixels are dropped."""
-    report = progress or (lambda done, total, what="", /: None)
+    report = progress or ignore_progress
     side = as_view(view).side
     index = PackedIndex(folder, side * side * 3)
     doing = "packing" if store else "checking"

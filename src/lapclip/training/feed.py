@@ -1,4 +1,4 @@
-"""The batches of a run: threads prepare them, and bring them to the device ahead of the step that takes them."""
+"""Batches of a run, prepared by threads and sent to the device ahead of their step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from lapclip.training.step import TrainStep
 def feed(
     plan: BatchPlan, step: TrainStep, first: int, last: int, threads: int = 1
 ) -> Iterator[Iterator[Batch | Sent]]:
-    """Yield the batches of steps first to last. The step must take each before the next is requested."""
+    """Provide the batches of steps first to last. Each step must be launched before the next
+    request."""
     with closing(prefetch(plan, first, last, threads)) as batches:
         if not step.sends_ahead or first > last:
             yield batches
@@ -25,22 +26,28 @@ def feed(
 
 
 def ready(step: TrainStep, batch: Batch, number: int) -> Batch | Sent:
-    """Return a batch as training passes it to the step, to time the step with it again and again."""
+    """Return a batch as training passes it to the step, to time the step with it again and
+    again."""
     return step.send(batch, number) if step.sends_ahead else batch
 
 
 def _send_ahead(
     batches: Iterator[Batch], step: TrainStep, first: int, last: int
 ) -> Generator[Sent]:
-    """Send the next batch from another thread while the loop launches the step before it."""
+    """Yield batches that another thread sends to the device while earlier steps are computed."""
+
+    def send_next(number: int) -> Sent:
+        return step.send(next(batches), number)
+
     pool = ThreadPoolExecutor(1, thread_name_prefix="lapclip-sending")
     try:
-        coming = pool.submit(lambda: step.send(next(batches), first))
-        for number in range(first, last + 1):
-            now = coming
-            if number < last:
-                # Not before the loop has taken the last step: only then may its memory be reused.
-                coming = pool.submit(lambda next_one=number + 1: step.send(next(batches), next_one))
-            yield now.result()
+        sending = pool.submit(send_next, first)
+        for number in range(first + 1, last + 1):
+            # Two blocks of memory take turns. This batch takes the one of step `number - 2`, which
+            # the loop has launched, because it requests the batch of the step after it.
+            next_sending = pool.submit(send_next, number)
+            yield sending.result()
+            sending = next_sending
+        yield sending.result()
     finally:
         pool.shutdown(cancel_futures=True)

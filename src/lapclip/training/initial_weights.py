@@ -1,10 +1,12 @@
-"""Weights that a run starts from if they are not random: of a trained model, or of pretrained towers."""
+"""Initial weights of a run that are not random: a trained model's, or those of pretrained
+towers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lapclip.config import ALL, Config, Layer, ModelConfig, replace_in
 from lapclip.data.tokenizers import Tokenizer
@@ -17,64 +19,68 @@ from lapclip.which_model import which_model
 
 
 class InitialWeights:
-    """A model to start from. It is opened again each time it is taken, so it is never in memory twice."""
+    """A model to start from.
+
+    Holds the model that was opened to learn its shape until the first `take`, and opens it again
+    for later ones, so that it is never in memory twice.
+    """
 
     def __init__(
         self, open_model: Callable[[], CLIP], model: CLIP, tokenizer: Tokenizer | None
     ) -> None:
-        self._open, self._model, self.tokenizer = open_model, model, tokenizer
+        self._open_model = open_model
+        self._model: CLIP | None = model
+        self.tokenizer = tokenizer
         self.shape = model.shape
 
     def take(self) -> CLIP:
-        """Return the model with its initial values."""
-        model, self._model = self._model, None
-        return self._open() if model is None else model
+        """Return the model with its initial values. It belongs to the caller, who trains it."""
+        if self._model is None:
+            return self._open_model()
+        model = self._model
+        self._model = None
+        return model
 
     def read_from(self, folder: Path) -> None:
         """Read from a folder of the run from now on: the original may change or go away."""
-        self._open = lambda: load_torch(folder).model
+        self._open_model = lambda: load_torch(folder).model
 
 
 def find_initial_weights(
     config: Config, layers: Sequence[Layer]
 ) -> tuple[Config, InitialWeights | None]:
-    """Return the configuration with the shape of the initial weights, and the weights that it names."""
+    """Return the initial weights that the settings name, and the configuration with their shape."""
     if config.train.start:
-        return _from_model(config, layers)
+        return _open_start(config, layers)
     if config.model.image_from or config.model.text_from:
-        arguments = (
-            config.model,
-            config.train.seed,
-            {name for layer in layers for name in layer.values.get("model", {})},
-        )
-        model, tokenizer = open_towers(*arguments)
-        initial = InitialWeights(lambda: open_towers(*arguments)[0], model, tokenizer)
-        return replace(config, model=model.shape), initial
+        return _open_pretrained(config, layers)
     if config.model.architecture == "siglip":
         raise ConfigError(
             f"{config.model.name} has SigLIP's towers, which are trained from published weights.",
             hint="--from hf:google/siglip-base-patch16-224; or --set model.name=vit-b-16",
         )
     train = config.train
-    if (
-        train.lora_rank
-        or train.layer_decay < 1
-        or train.image_blocks != ALL
-        or train.text_blocks != ALL
-    ):
+    has_frozen_blocks = train.image_blocks != ALL or train.text_blocks != ALL
+    if has_frozen_blocks or train.lora_rank or train.layer_decay < 1:
         raise ConfigError(
-            "There is nothing to go on from: these settings spare weights that have learnt something already.",
-            hint="lapclip train DATA --recipe heads, then --from runs/heads; or --from published weights",
+            "These settings preserve weights that are trained already, and this run starts from "
+            "random ones.",
+            hint="lapclip train DATA --recipe heads, then --from runs/heads; "
+            "or --from published weights",
         )
     return config, None
 
 
 def restore_initial_weights(folder: Path, config: Config) -> InitialWeights | None:
-    """Return what a run started from, from its own folder. Frozen weights are saved nowhere else."""
+    """Return the initial weights from the run's folder, the only place that has the frozen ones.
+
+    Returns None for a run that started from random weights.
+    """
     if not folder.exists():
         if config.train.start or config.model.image_from or config.model.text_from:
             raise RunError(
-                f"{folder} is gone, or the run was killed before it was there: what the run started from is not known.",
+                f"{folder} is gone, or the run was killed before it was written. "
+                "It has the weights that the run started from.",
                 hint="lapclip train for a new run",
             )
         return None
@@ -82,42 +88,69 @@ def restore_initial_weights(folder: Path, config: Config) -> InitialWeights | No
     return InitialWeights(lambda: load_torch(folder).model, embedder.model, embedder.tokenizer)
 
 
-def _from_model(config: Config, layers: Sequence[Layer]) -> tuple[Config, InitialWeights]:
+def _open_start(config: Config, layers: Sequence[Layer]) -> tuple[Config, InitialWeights]:
+    """Open the trained model that `train.start` names. It decides the shape, and the loss by
+    default."""
     start = config.train.start
-    if asked := layers[-1].values.get("model", {}):
+    user_settings = layers[-1].values.get("model", {})
+    if user_settings:
+        name = min(user_settings)
         raise ConfigError(
-            f"model.{min(asked)} cannot be changed: the model has the shape of {start}.",
-            hint=f"leave out --set model.{min(asked)}",
+            f"model.{name} cannot be changed: the model has the shape of {start}.",
+            hint=f"leave out --set model.{name}",
         )
     path = which_model(start).path
     embedder = load_torch(path)
-    initial = InitialWeights(lambda: load_torch(path).model, embedder.model, embedder.tokenizer)
-    # What has learnt with the sigmoid loss, as SigLIP has, goes on with it, unless another is asked for.
-    if embedder.model.logit_bias is not None and not any(
-        "loss" in layer.values.get("train", {}) for layer in layers
-    ):
+    was_sigmoid = embedder.model.logit_bias is not None  # as in SigLIP
+    if was_sigmoid and "loss" not in _names_set(layers, "train"):
         config = replace_in(config, "train", loss="sigmoid")
+    initial = InitialWeights(lambda: load_torch(path).model, embedder.model, embedder.tokenizer)
     return replace(config, model=embedder.model.shape), initial
 
 
+def _open_pretrained(config: Config, layers: Sequence[Layer]) -> tuple[Config, InitialWeights]:
+    """Open the pretrained towers that `model.image_from` and `model.text_from` name."""
+    shape, seed, fixed = config.model, config.train.seed, _names_set(layers, "model")
+    model, tokenizer = open_towers(shape, seed, fixed)
+    initial = InitialWeights(lambda: open_towers(shape, seed, fixed)[0], model, tokenizer)
+    return replace(config, model=model.shape), initial
+
+
+def _names_set(layers: Sequence[Layer], section: str) -> set[str]:
+    """Return the settings of a section that any layer sets."""
+    names: set[str] = set()
+    for layer in layers:
+        names |= layer.values.get(section, {}).keys()
+    return names
+
+
 def open_towers(
-    shape: ModelConfig, seed: int = 0, asked: Collection[str] = ()
+    shape: ModelConfig, seed: int = 0, fixed: Collection[str] = ()
 ) -> tuple[CLIP, Tokenizer | None]:
-    """Pretrained towers with new heads; what is known of them goes into the shape, unless it was asked otherwise."""
+    """Return a model of pretrained towers with new heads, and the tokenizer of its text tower.
+
+    Takes settings such as the image size from the towers, except those named in `fixed`.
+    """
     networks, tokenizer = {}, None
     if shape.image_from:
         image = open_image(shape.image_from)
         networks["image"] = (image.backbone, image.spec)
-        facts = {name: value for name, value in image.facts.items() if name not in asked}
-        shape = replace(shape, **facts)
+        shape = _with_facts(shape, image.facts, fixed)
     if shape.text_from:
         text = open_text(shape.text_from)
-        networks["text"], tokenizer = (text.backbone, text.spec), text.tokenizer
-        facts = {name: value for name, value in text.facts.items() if name not in asked}
-        shape = replace(shape, **facts)
+        networks["text"] = (text.backbone, text.spec)
+        shape = _with_facts(shape, text.facts, fixed)
+        tokenizer = text.tokenizer
     try:
         model = CLIP(shape, seed=derived_seed(seed, "weights"), networks=networks)
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
         names = " and ".join(name for name in (shape.image_from, shape.text_from) if name)
         raise ConfigError(f"{names} cannot be used as a tower: {first_line(error)}.") from error
     return model, tokenizer
+
+
+def _with_facts(
+    shape: ModelConfig, facts: Mapping[str, Any], fixed: Collection[str]
+) -> ModelConfig:
+    """Return the shape with what is known of a tower, except for fixed settings."""
+    return replace(shape, **{name: value for name, value in facts.items() if name not in fixed})

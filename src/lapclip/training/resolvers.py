@@ -22,7 +22,7 @@ from lapclip.machine.device import Device
 from lapclip.progress import Status
 from lapclip.text import counted
 from lapclip.training.distributed import ALONE, Ranks
-from lapclip.training.frozen_features import start_heads
+from lapclip.training.head_start import start_heads
 from lapclip.training.initial_weights import InitialWeights, find_initial_weights
 from lapclip.training.minutes import fit_minutes
 from lapclip.training.objectives.contrastive import LOSSES
@@ -282,6 +282,7 @@ WITH_DATA: dict[str, Resolver] = {
     "train.steps": steps,
 }
 WITH_BATCHES: dict[str, Resolver] = {
+    "train.threads": threads,
     "train.device": device,
 }
 WITH_MODEL: dict[str, Resolver] = {

@@ -146,7 +146,7 @@ def make_plan(
         train.seed,
         train.symbol_dropout,
         views,
-        Objectives(train, teacher=teacher.rows if teacher else None),
+        Objectives(train, teacher=teacher.vectors if teacher else None),
     )
 
 

@@ -6,6 +6,7 @@ Shapes: B pairs of a batch, R of them this process's own, E embedding.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -15,9 +16,14 @@ from lapclip.config import TrainConfig
 from lapclip.data.batches import BatchPlan, DrawnRows, Slicing
 from lapclip.training.objectives.base import LossRows, Objective, Term
 
-Vectors = tuple[np.ndarray, np.ndarray]
-"""A teacher's unit-length vectors of every training image, and of every caption in the order of the
-plan."""
+
+@dataclass(frozen=True)
+class TeacherVectors:
+    """Unit-length vectors of the training pairs from a teacher."""
+
+    images: np.ndarray
+    captions: np.ndarray
+    """One for each caption, ordered by image."""
 
 
 class Distillation(Objective):
@@ -31,7 +37,7 @@ class Distillation(Objective):
     is_recorded = True
     is_share = True
 
-    def __init__(self, config: TrainConfig, teacher: Vectors | None = None) -> None:
+    def __init__(self, config: TrainConfig, teacher: TeacherVectors | None = None) -> None:
         super().__init__(config)
         self.weight = config.teacher_weight
         self._teacher = teacher
@@ -39,8 +45,10 @@ class Distillation(Objective):
     def arrays(self, plan: BatchPlan, drawn: DrawnRows) -> dict[str, np.ndarray]:
         if self._teacher is None:
             return {}
-        images, captions = self._teacher
-        return {"teacher_image": images[drawn.rows], "teacher_text": captions[drawn.captions]}
+        return {
+            "teacher_image": self._teacher.images[drawn.rows],
+            "teacher_text": self._teacher.captions[drawn.captions],
+        }
 
     def term(self, rows: LossRows) -> Term:
         share = len(rows.own["image"]) / rows.size
