@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from lapclip.machine.ranks import ALONE
 from safetensors.torch import load_file
 
 import lapclip
@@ -25,6 +24,7 @@ from lapclip.machine import choose_device
 from lapclip.machine.desktop import Signals
 from lapclip.runs.folder import find_run
 from lapclip.training import checkpoint, held_out_scores
+from lapclip.training.distributed import ALONE
 from lapclip.training.preparation import prepare_again
 from lapclip.training.request import Callbacks
 from lapclip.weights import WEIGHTS
@@ -339,7 +339,7 @@ def test_moved_data_is_told_to_all_who_go_on_with_a_run(
         begin(ALONE)
         resume(find_run("run"), ALONE, True)  # of a job that was started again
 
-    monkeypatch.setattr("lapclip.machine.ranks.under_torchrun", lambda: True)
+    monkeypatch.setattr("lapclip.machine.torchrun.under_torchrun", lambda: True)
     monkeypatch.setattr("lapclip.training.ranks_in_a_run.take_part", take_part)
     monkeypatch.setattr(
         "lapclip.commands.resume.resume", lambda *_, data, **__: sources.append(data)

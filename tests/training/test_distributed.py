@@ -37,6 +37,7 @@ from lapclip.training.loss_rows import Columns, contrastive_rows
 from lapclip.training.objectives import Objectives
 from lapclip.training.objectives.base import LossRows, TruePairs
 from lapclip.training.objectives.contrastive import LOSSES, batch_accuracy, contrastive_loss
+from lapclip.training.objectives.distillation import TeacherVectors
 from lapclip.training.optimizer import make_optimizer
 from tests.rank_pool import RankPool
 
@@ -389,7 +390,7 @@ def train_steps(ranks: Ranks, settings: dict[str, Any]) -> tuple[list[dict], dic
     )
     shape = replace(SHAPES["tiny"], vocabulary=tokenizer.vocabulary, context=32)
     vectors = np.ones((60, shape.embedding), np.float32) / math.sqrt(shape.embedding)
-    prepared = {"teacher": (vectors[:30], vectors)} if config.teacher else {}
+    prepared = {"teacher": TeacherVectors(vectors[:30], vectors)} if config.teacher else {}
     extras = Objectives(config, **prepared)
     plan = BatchPlan(pairs, tokenizer, 32, batch_size, 0, config.symbol_dropout, None, extras)
     model = CLIP(shape, seed=1)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from lapclip.machine.ranks import ALONE
 from safetensors.torch import load_file
 
 import lapclip
@@ -30,6 +29,7 @@ from lapclip.runs.messages import log_line
 from lapclip.training import frozen_features as features
 from lapclip.training.array_cache import array_path, read_array, write_array
 from lapclip.training.checkpoint import WEIGHTS
+from lapclip.training.distributed import ALONE
 from lapclip.training.frozen_features import CachedFeatures
 from lapclip.training.head_start import start_heads
 from lapclip.training.initial_weights import open_towers

@@ -146,7 +146,7 @@ class Display:
                 )  # the settings and so the rate have changed
                 self._say(event)
                 self._update(event.step, "")
-            case events.Evaluation() | events.Paused() | events.WentOn() | events.Together():
+            case events.Evaluation() | events.Paused() | events.WentOn():
                 self._say(event)
             case events.Finished():
                 self._fill()

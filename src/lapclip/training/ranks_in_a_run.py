@@ -31,7 +31,7 @@ from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run, run_of_job
 from lapclip.runs.heartbeat import beat_of, read_beat, write_beat
 from lapclip.text import one_line
-from lapclip.together import name_here
+from lapclip.together import Agreement, machines_wanted, name_here
 from lapclip.training.checkpoint import Progress, optimizer_tensors, restore_optimizer, save_model
 from lapclip.training.distributed import (
     Ranks,
@@ -65,6 +65,7 @@ def take_part(
     """
     run = run_of_job(job(), job_agent())
     with joined_ranks(holds_run=run is not None) as ranks:
+        check_place(ranks)
         ranks.last_stop = reason_of_last_stop(ranks)
         if not ranks.writes:
             follow(ranks)
@@ -79,6 +80,16 @@ def take_part(
         # What the same agent starts again was asked to stop if someone asked for it meanwhile.
         is_detached = beat is not None and beat.process == os.getppid() and beat.alive
         return resume(run, ranks, is_detached)
+
+
+def check_place(ranks: Ranks) -> None:
+    """Refuse a guest that would write and a host that would follow: it would open what others name."""
+    is_guest = Agreement.of_this_process() is not None
+    if machines_wanted() and ranks.writes == is_guest:
+        raise LostRank(
+            "The computers have met without their host, or in another order.",
+            hint="lapclip join again",
+        )
 
 
 def follow(ranks: Ranks) -> None:

@@ -261,7 +261,7 @@ def recall(config: Config, batch: Batch, budget_seconds: float = 0.0) -> Tuning 
 
 
 def _question(config: Config, batch: Batch) -> Question:
-    settings = [*Setting.__dataclass_fields__, "recompute", "cheap_size", "shards"]
+    settings = [*Setting.__dataclass_fields__, "recompute", "cheap_size"]
     requested: dict[str, Any] = {name: getattr(config.train, name) for name in settings}
     details = {
         "model": str(config.model),
