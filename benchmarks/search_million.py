@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -36,21 +34,6 @@ BLOCK = 16384
 CORRECTED = "whole question, hubness corrected"
 
 
-def numpy_blocks(vectors: np.ndarray, question: np.ndarray) -> np.ndarray:
-    return np.concatenate([
-        vectors[at : at + BLOCK].astype(np.float32) @ question for at in range(0, len(vectors), BLOCK)
-    ])  # fmt: skip
-
-
-def numpy_blocks_in_threads(vectors: np.ndarray, question: np.ndarray) -> np.ndarray:
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        parts = pool.map(
-            lambda at: vectors[at : at + BLOCK].astype(np.float32) @ question,
-            range(0, len(vectors), BLOCK),
-        )
-        return np.concatenate(list(parts))
-
-
 @torch.inference_mode()
 def torch_blocks(vectors: np.ndarray, question: np.ndarray) -> np.ndarray:
     """float16 to float32 in a block of memory that is used again."""
@@ -65,8 +48,6 @@ def torch_blocks(vectors: np.ndarray, question: np.ndarray) -> np.ndarray:
 WAYS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "torch, float16 as it lies": rough_scores,
     "torch, float32 blocks": torch_blocks,
-    "numpy, float32 blocks": numpy_blocks,
-    "numpy, float32 blocks in threads": numpy_blocks_in_threads,
 }
 
 
