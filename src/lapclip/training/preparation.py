@@ -105,7 +105,6 @@ def prepare(
         if check:
             check.result()
     laps.lap("device")
-    context.request = replace(request, table=None)  # frees its memory
     with explain_memory(inputs.config):
         config = resolve(inputs.config, context, WITH_BATCHES)
         laps.lap("settings")
@@ -146,7 +145,7 @@ def gather(context: Context, progress: DataProgress | None) -> RunInputs:
     Objectives(config.train).check()
     teacher = open_teacher(config)  # before the data: one that cannot be used costs no time
     context.ranks.announce(asdict(config))
-    context.data = load_data(config.data, View.of(config.model), progress, request.table)
+    context.data = load_data(config.data, View.of(config.model), progress, request.table.take())
     if teacher:
         context.teacher = compute_teacher_embeddings(teacher, config, context.data, progress)
     del teacher  # its memory is the run's
