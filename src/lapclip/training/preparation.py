@@ -49,6 +49,7 @@ from lapclip.training.resolvers import (
     Context,
     compile_note,
     fit_vocabulary,
+    forget_trials,
     is_locked,
     max_learning_rate,
     resolve,
@@ -112,8 +113,7 @@ def prepare(
         seconds = context.step_seconds
         inputs = replace(inputs, config=config, reasons=reasons, tuned_seconds=seconds)
         device = context.device
-        device.release_memory()
-        device.forget_peak()  # what was tried before the run is not the run's
+        forget_trials(device)
         context.parts = assemble(inputs, context.plan, device, callbacks.data_progress, ranks)
         parts = resolve_built(context)
     laps.lap("model")
