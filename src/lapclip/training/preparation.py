@@ -190,21 +190,22 @@ def rate_warnings(config: Config, initial: InitialWeights | None) -> list[str]:
 
 
 def seen_before_warnings(config: Config, data: DataSet) -> list[str]:
-    """Warn about held-out images that the initial weights were trained on: they are no test."""
+    """Return a warning if the initial weights were trained on images that are held out here."""
     if not config.train.start:
         return []
-    seen = seen_by(config.train.start)
-    counts = {split: count_seen(pairs.identities, seen) for split, pairs in data.splits.items()}
-    if not any(count for split, count in counts.items() if split != TRAIN):
+    seen_images = seen_by(config.train.start)
+    has_seen_held_out = False
+    parts = []
+    for split, pairs in data.splits.items():
+        count = count_seen(pairs.identities, seen_images)
+        if count:
+            parts.append(f"{count:,} of the {len(pairs):,} images of {split}")
+            has_seen_held_out |= split != TRAIN
+    if not has_seen_held_out:
         return []
-    parts = [
-        f"{count:,} of the {len(data.splits[split]):,} of {split}"
-        for split, count in counts.items()
-        if count
-    ]
     return [
-        f"the model to start from has learnt from {' and '.join(parts)}: scores on held-out ones "
-        "are no test; --set data.seed and data.split_rule as in its run split them alike"
+        f"the initial weights were trained on {' and '.join(parts)}, so scores on held-out images "
+        "are too high; set data.seed and data.split_rule as in that run to get the same split"
     ]
 
 
