@@ -219,7 +219,7 @@ def test_check_and_train_agree_on_the_recipe_for_few_images(
     photos = choose_recipe.SettledRecipe("photos", [])
     assert choose_recipe.settle_recipe("photos", named) == photos
     changed = choose_recipe.settle_recipe("auto", [*named, "model.image_size=32"])
-    changed.take_table()
+    changed.table.take()
     assert changed == photos
 
 

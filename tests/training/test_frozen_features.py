@@ -407,9 +407,9 @@ def test_images_that_the_start_learnt_from_are_no_test_and_are_counted(here: Pat
     settings = [*SMALL[2:], f"data.source={photos}", "train.batch_size=8", "train.steps=2"]
     train_small("first", *settings, "model.name=tiny", "data.seed=0")
     train_small("alike", *settings, "train.start=runs/first", "data.seed=0")
-    assert "no test" not in notes("alike")
+    assert "initial weights were trained on" not in notes("alike")
     train_small("other", *settings, "train.start=runs/first", "data.seed=1")
-    assert "the model to start from has learnt from" in notes("other")
+    assert "initial weights were trained on" in notes("other")
     first, other = (set(np.load(f"runs/{name}/seen.npy").tolist()) for name in ("first", "other"))
     assert first < other  # what the start has seen, this model has seen
 

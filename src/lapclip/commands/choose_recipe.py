@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lapclip.config import (
     AUTO,
@@ -19,13 +19,13 @@ from lapclip.config import (
     read_recipe,
 )
 from lapclip.data.sources import find_source
-from lapclip.data.table import Table, check_enough, check_table
+from lapclip.data.table import check_enough, check_table
 from lapclip.errors import ConfigError
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.folder import TrainRequest
 from lapclip.suggest import install
 from lapclip.text import counted
-from lapclip.training.request import RunRequest
+from lapclip.training.request import LoadedTable, RunRequest
 
 # (most training images, recipe, reason) for runs that continue from a trained model.
 # On 6,000 photos last-blocks gained more than lora (docs/finetune.md); where it starts to was not measured.
@@ -62,20 +62,14 @@ def check_towers(recipe: str) -> None:
         )
 
 
-@dataclass
+@dataclass(frozen=True)
 class SettledRecipe:
     """The recipe of a run."""
 
     recipe: str
     notes: list[str]
     """Reason for the recipe, if the user left it open."""
-    table: Table | None = None
-    """The data, if it was read already."""
-
-    def take_table(self) -> Table | None:
-        """Return the table and forget it, so that its memory is freed once it is used."""
-        table, self.table = self.table, None
-        return table
+    table: LoadedTable = field(default_factory=LoadedTable)
 
 
 def settle_recipe(recipe: str, settings: Sequence[str]) -> SettledRecipe:
@@ -90,18 +84,18 @@ def settle_recipe(recipe: str, settings: Sequence[str]) -> SettledRecipe:
     if train.get("start"):
         chosen, why = next((name, why) for most, name, why in BY_SIZE if count <= most)
         note = f"recipe {chosen} for {count:,} images: {why}"
-        return SettledRecipe(chosen, [note], table)
+        return SettledRecipe(chosen, [note], LoadedTable(table))
     if asked.get("model") or train.get(
         "teacher"
     ):  # these settings are for a model of the user's own
-        return SettledRecipe(PHOTOS_RECIPE, [], table)
+        return SettledRecipe(PHOTOS_RECIPE, [], LoadedTable(table))
     streamed = data.stream == "always"
     if streamed or count > MAX_IMAGES_FOR_HEADS:
         reason = "images are streamed" if streamed else f"{count:,} images are many"
         note = f"recipe {PHOTOS_RECIPE} trains from scratch: {reason}; --recipe {HEADS} uses pretrained networks"
-        return SettledRecipe(PHOTOS_RECIPE, [note], table)
+        return SettledRecipe(PHOTOS_RECIPE, [note], LoadedTable(table))
     note = f"recipe {HEADS} starts from pretrained networks; --recipe {PHOTOS_RECIPE} trains from scratch"
-    return SettledRecipe(HEADS, [note], table)
+    return SettledRecipe(HEADS, [note], LoadedTable(table))
 
 
 def request_config(request: TrainRequest) -> Config:
@@ -131,7 +125,7 @@ def read_request(request: TrainRequest, settled: SettledRecipe | None = None) ->
         minutes = counted(config.train.minutes, "minute")
         notes.append(f"train.epochs is not used: the run is to take {minutes}")
     check_teacher(settled.recipe, layers, config)
-    return RunRequest(settled.recipe, layers, config, notes, settled.take_table())
+    return RunRequest(settled.recipe, layers, config, notes, settled.table)
 
 
 def check_early(request: TrainRequest) -> SettledRecipe:
@@ -144,7 +138,7 @@ def check_early(request: TrainRequest) -> SettledRecipe:
     if source.is_drawn:
         check_enough(config, source.count_images(config))
         return settled
-    if settled.table is None:
-        settled.table = source.read_table(config)
-    check_table(config, settled.table)
+    if settled.table.table is None:
+        settled.table.table = source.read_table(config)
+    check_table(config, settled.table.table)
     return settled

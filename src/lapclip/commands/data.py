@@ -119,7 +119,7 @@ def check_data(
     )
     train_recipe = settled.recipe
     config, recipe = settings_for(source, train_recipe, settings)
-    listing = list_images(config, progress, settled.take_table())
+    listing = list_images(config, progress, settled.table.take())
     rows = listing.table.rows
     if not rows:
         raise DataError(

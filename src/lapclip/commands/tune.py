@@ -46,7 +46,7 @@ def tune(
     candidates(config.train)  # an unknown device is refused before images are drawn
     view = View.of(config.model)
     context = Context(request)
-    context.data = load_data(config.data, view, callbacks.data_progress, request.table)
+    context.data = load_data(config.data, view, callbacks.data_progress, request.table.take())
     config = resolve(config, context, WITH_DATA)
     plan = make_plan(config, context.data, context.tokenizer)
     batch = plan.batch(1)

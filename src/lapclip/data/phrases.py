@@ -1,11 +1,12 @@
-"""Words and phrases cut from captions: what people ask for, where captions are whole sentences.
+"""Words and phrases of captions: what people search for if captions are whole sentences.
 
-No list of any language's words is used. A caption is cut at punctuation and at function words, which the captions
-themselves show: they stand between ever other neighbours ("a", "in", "and"), which "dog" does not, however common it
-is. Every one to three words in a row of what is left are a phrase. Scripts without blanks are cut into characters,
-and up to four in a row are a phrase: some are no words, but none that is a word is lost.
+There is no list of words of any language. A caption is cut at punctuation and at function words
+("a", "in", "and"), which the captions themselves reveal: their neighbors vary more than those of a
+noun, however common it is. Every one to three consecutive words in between are a phrase. Scripts
+without spaces are cut into characters, and up to four consecutive ones are a phrase: some of these
+are no words, but no word is lost.
 
-Shapes: N images, K phrases, Q phrases that are asked for.
+Shapes: N images, K phrases.
 """
 
 from __future__ import annotations
@@ -13,188 +14,291 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
-LONGEST, LONGEST_UNSPACED = 3, 4
+from lapclip.data.ragged import Ragged
+
+MAX_WORDS = 3  # of a phrase
+MAX_CHARACTERS = 4  # of a phrase in a script without spaces
+SAMPLE = 5000  # captions that reveal the function words; entropies grow with their number
+# A function word's neighbors have this share of the entropy of all words. In English captions "at"
+# has 0.63 and "dog" 0.57.
+VARIETY = 0.6
+# As shares of the captions:
+RARE = 0.005  # a function word is in more
+COMMON = 0.5  # a word in more belongs to a template, such as "photo"
+OPENS = 0.01  # a function word that opens more is a determiner: "a", not "in"
+# Thai, Lao, Tibetan, Burmese, Khmer, kana and Han.
+UNSPACED = 3, 4
 """Words of a phrase; characters, where a script has no blanks."""
 SAMPLE = 5000
 """Captions, spread over all, that show the function words: the measure grows with their number."""
 VARIETY = 0.6
-"""A word is a function word where its neighbours' entropy, left and right, is this share of that of all words. In
-English captions "at" has 0.63 and "dog" 0.57."""
+"""A word is a function word where its neighbours' entropy, left and right, is this share of that of
+all words. In English captions "at" has 0.63 and "dog" 0.57."""
 RARE = 0.005
 """A function word is in at least this share of the captions."""
 COMMON = 0.5
-"""A word that is in more of the captions than this is one of a template, such as "photo", and no phrase."""
+"""A word that is in more of the captions than this is one of a template, such as "photo", and no
+phrase."""
 OPENS = 0.01
 """A function word that opens at least this share of the captions is a determiner: "a", not "in"."""
 UNSPACED = "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-"""Thai, Lao, Tibetan, Burmese, Khmer, kana and Han."""
+
+
+class FunctionWords(NamedTuple):
+    """The function words of some captions."""
+
+    words: set[str]
+    determiners: set[str]
+    """Those that open captions."""
+
+
+class Run(NamedTuple):
+    """Consecutive words between function words or punctuation."""
+
+    words: list[str]
+    word_before: str
+    """The function word right before the run, or an empty text."""
 
 
 @dataclass(frozen=True)
 class Phrases:
-    """The phrases of some images' captions, the most common first; those equally common in the order of their words."""
+    """The phrases of some images, most common first, equally common ones in alphabetical order."""
 
     words: list[str]
-    """Each phrase, in lower case: "brown dog". Equal phrases are one."""
+    """Each phrase in lower case, for example "brown dog"."""
     texts: list[str]
-    """Each as captions mostly have it, with its determiner where they mostly have one: "a brown dog"."""
+    """Each phrase in its most common form, with a determiner or without: "a brown dog"."""
     lengths_K: np.ndarray
-    """How many words each has; of a script without blanks, characters."""
+    """Number of words of each phrase, or of characters in a script without spaces."""
     numbers: np.ndarray
-    """The phrases of each image, ascending, one image's after the other's."""
+    """Indices of the phrases of each image, ascending, image after image."""
     first_N: np.ndarray
-    """Where those of each image begin, and where the last one's end."""
+    """Start of each image in `numbers`, and the end of the last."""
 
     def __len__(self) -> int:
         return len(self.words)
 
     @cached_property
     def images_K(self) -> np.ndarray:
-        """How many images have each."""
+        """Number of images of each phrase."""
         return np.bincount(self.numbers, minlength=len(self))
 
     @cached_property
     def is_word_K(self) -> np.ndarray:
-        """Which are single words; of a script without blanks, up to two characters."""
-        unspaced = _unspaced()
-        longest = np.array(
-            [1 + bool(unspaced.match(phrase)) for phrase in self.words], dtype=np.int64
-        )
-        return self.lengths_K <= longest
+        """Whether each phrase is a single word: in a script without spaces, up to two
+        characters."""
+        has_no_spaces = [_unspaced().match(phrase) is not None for phrase in self.words]
+        return self.lengths_K <= np.where(has_no_spaces, 2, 1)
 
-    def in_images(self, asked_Q: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-        """Which images have which of some phrases in their captions, (N, Q); of all images, or of some rows."""
-        kinds, column_Q = np.unique(asked_Q, return_inverse=True)
-        column_K = np.full(len(self), -1)
-        column_K[kinds] = np.arange(len(kinds))
-        rows = np.arange(len(self.first_N) - 1) if rows is None else rows
-        first, counts = self.first_N[rows], self.first_N[rows + 1] - self.first_N[rows]
-        ends = np.cumsum(counts)
-        found = column_K[
-            self.numbers[np.arange(counts.sum()) + np.repeat(first - ends + counts, counts)]
-        ]
-        has = np.zeros((len(rows), len(kinds)), dtype=bool)
-        has[np.repeat(np.arange(len(rows)), counts)[found >= 0], found[found >= 0]] = True
-        return has[:, column_Q]
+    def in_images(self, requested: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return which images have which of the requested phrases, (images, requested).
+
+        `rows` selects images. Without it all are taken.
+        """
+        phrases_of_images = Ragged(self.numbers, self.first_N)
+        if rows is None:
+            rows = np.arange(len(phrases_of_images))
+        distinct, column_of_request = np.unique(requested, return_inverse=True)
+        column_of_phrase = np.full(len(self), -1)
+        column_of_phrase[distinct] = np.arange(len(distinct))
+        columns = column_of_phrase[phrases_of_images.joined(rows)]
+        images = np.repeat(np.arange(len(rows)), phrases_of_images.lengths(rows))
+        is_requested = columns >= 0
+        has_phrase = np.zeros((len(rows), len(distinct)), dtype=bool)
+        has_phrase[images[is_requested], columns[is_requested]] = True
+        return has_phrase[:, column_of_request]
 
 
 def cut_phrases(captions: Sequence[Sequence[str]], least: int = 1, most: float = COMMON) -> Phrases:
-    """The phrases of the captions of each image. Those of fewer than `least` images are left out, and those of more
-    than the share `most`, which tell no image from another.
+    """Return the phrases in the captions of each image. The same captions give the same phrases.
 
-    The same captions always give the same phrases.
+    Leaves out phrases of fewer than `least` images, and of more than the share `most` of the
+    images, which do not distinguish them.
     """
-    flat = [caption for options in captions for caption in options]
-    between, determiners = function_words(flat)
-    kinds: dict[str, int] = {}
-    lengths: list[int] = []
-    forms: Counter[tuple[int, str]] = Counter()
-    own: list[np.ndarray] = []
-    for options in captions:
-        mine: set[int] = set()
-        for caption in options:
-            for run, determiner in _runs(caption, between):
-                for first in range(len(run)):
-                    for phrase, length in _from(run, first):
-                        number = kinds.setdefault(phrase, len(kinds))
-                        if number == len(lengths):
-                            lengths.append(length)
-                        mine.add(number)
-                        if first == 0:  # elsewhere another word takes the determiner's place
-                            forms[number, determiner if determiner in determiners else ""] += 1
-        own.append(np.fromiter(mine, dtype=np.int32, count=len(mine)))
-    return _numbered(list(kinds), lengths, _common_forms(forms), own, least, most)
+    collector = _PhraseCollector(function_words(list(chain.from_iterable(captions))))
+    for captions_of_image in captions:
+        collector.add_image(captions_of_image)
+    return collector.select(least, most)
 
 
-def function_words(captions: Sequence[str]) -> tuple[set[str], set[str]]:
-    """The function words of some captions, and those of them that are determiners."""
-    step = max(1, -(-len(captions) // SAMPLE))
-    sample = [list(_cut(caption)) for caption in captions[::step]]
-    words: Counter[str] = Counter()
-    inside: Counter[str] = Counter()
-    left: dict[str, Counter[str]] = {}
-    right: dict[str, Counter[str]] = {}
-    opens: Counter[str] = Counter()
-    for pieces in sample:
-        words.update(word for piece in pieces for word in piece)
-        inside.update({word for piece in pieces for word in piece})
-        opens.update(piece[0] for piece in pieces[:1])
-        for piece in pieces:
-            for before, word, after in zip(["", *piece], piece, [*piece[1:], ""], strict=False):
-                left.setdefault(word, Counter())[before] += 1
-                right.setdefault(word, Counter())[after] += 1
-    whole = 2 * _entropy(words.values())
-    found = {
-        word
-        for word, count in inside.items()
-        if count > COMMON * len(sample)
-        or (
-            count >= max(2, RARE * len(sample))
-            and _entropy(left[word].values()) + _entropy(right[word].values()) >= VARIETY * whole
+class _PhraseCollector:
+    """Collects the phrases of captions, image after image."""
+
+    def __init__(self, function_words: FunctionWords) -> None:
+        self._function_words = function_words
+        self._numbers: dict[str, int] = {}
+        """Number of each phrase, in order of appearance."""
+        self._lengths: list[int] = []
+        self._forms: Counter[tuple[int, str]] = Counter()
+        """How often each phrase has each determiner, or none."""
+        self._of_images: list[np.ndarray] = []
+
+    def add_image(self, captions: Sequence[str]) -> None:
+        numbers: set[int] = set()
+        for caption in captions:
+            for run in _runs(caption, self._function_words.words):
+                numbers |= self._add_run(run)
+        self._of_images.append(np.fromiter(numbers, dtype=np.int32, count=len(numbers)))
+
+    def _add_run(self, run: Run) -> set[int]:
+        """Add all phrases of a run, and return their numbers."""
+        determiner = ""
+        if run.word_before in self._function_words.determiners:
+            determiner = run.word_before
+        numbers: set[int] = set()
+        for start in range(len(run.words)):
+            for phrase, length in _phrases_from(run.words, start):
+                number = self._numbers.setdefault(phrase, len(self._numbers))
+                if number == len(self._lengths):  # a new phrase
+                    self._lengths.append(length)
+                numbers.add(number)
+                if start == 0:  # only there a determiner can stand right before the phrase
+                    self._forms[number, determiner] += 1
+        return numbers
+
+    def select(self, least: int, most: float) -> Phrases:
+        """Return the phrases that neither too few nor too many images have, in their order."""
+        phrases = list(self._numbers)
+        image_count = len(self._of_images)
+        of_all_images = np.concatenate([np.zeros(0, dtype=np.int32), *self._of_images])
+        counts = np.bincount(of_all_images, minlength=len(phrases))
+        is_selected = (counts >= least) & (counts <= max(most * image_count, 1))
+        selected = np.flatnonzero(is_selected).tolist()
+        selected.sort(key=lambda number: (-counts[number], phrases[number]))
+
+        new_numbers = np.full(len(phrases), -1)
+        new_numbers[selected] = np.arange(len(selected))
+        images = np.repeat(np.arange(image_count), [len(own) for own in self._of_images])
+        numbers = new_numbers[of_all_images]
+        order = np.lexsort((numbers, images))  # by image, then by number
+        images, numbers = images[order], numbers[order]
+        is_left = numbers >= 0
+
+        determiners = self._common_determiners()
+        texts = [_join(determiners.get(number, ""), phrases[number]) for number in selected]
+        return Phrases(
+            words=[phrases[number] for number in selected],
+            texts=texts,
+            lengths_K=np.array([self._lengths[number] for number in selected], dtype=np.int64),
+            numbers=numbers[is_left].astype(np.int64),
+            first_N=np.searchsorted(images[is_left], np.arange(image_count + 1)),
         )
-    }
-    return found, {word for word in found if opens[word] >= OPENS * len(sample)}
+
+    def _common_determiners(self) -> dict[int, str]:
+        """Return the most common determiner of each phrase. Empty if it mostly has none."""
+        best: dict[int, tuple[int, str]] = {}
+        for (number, determiner), count in self._forms.items():
+            rank = (-count, determiner)  # the first in alphabetical order of equally common ones
+            if number not in best or rank < best[number]:
+                best[number] = rank
+        return {number: determiner for number, (_, determiner) in best.items()}
+
+
+def function_words(captions: Sequence[str]) -> FunctionWords:
+    """Return the function words of captions. Words of templates count as such."""
+    sample = captions[:: max(1, -(-len(captions) // SAMPLE))]
+    counts: Counter[str] = Counter()
+    caption_counts: Counter[str] = Counter()
+    opening_counts: Counter[str] = Counter()
+    left: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    right: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for caption in sample:
+        pieces = list(_cut(caption))
+        for piece in pieces:
+            counts.update(piece)
+            for before, word, after in zip(["", *piece], piece, [*piece[1:], ""], strict=False):
+                left[word][before] += 1
+                right[word][after] += 1
+        caption_counts.update(set(chain.from_iterable(pieces)))
+        if pieces:
+            opening_counts[pieces[0][0]] += 1
+    least_captions = max(2, RARE * len(sample))
+    least_entropy = VARIETY * (2 * _entropy(counts.values()))
+    words = set()
+    for word, count in caption_counts.items():
+        if count > COMMON * len(sample):
+            words.add(word)
+        elif count >= least_captions:
+            entropy = _entropy(left[word].values()) + _entropy(right[word].values())
+            if entropy >= least_entropy:
+                words.add(word)
+    determiners = {word for word in words if opening_counts[word] >= OPENS * len(sample)}
+    return FunctionWords(words, determiners)
 
 
 def _entropy(counts: Iterable[int]) -> float:
-    every = list(counts)
-    total = sum(every)
-    return -sum(count / total * math.log(count / total) for count in every)
+    counts = list(counts)
+    total = sum(counts)
+    return -sum(count / total * math.log(count / total) for count in counts)
 
 
-def _runs(caption: str, between: set[str]) -> Iterator[tuple[list[str], str]]:
-    """The words in a row between function words and punctuation, and the function word right before them."""
+def _runs(caption: str, function_words: set[str]) -> Iterator[Run]:
+    """Yield the consecutive words between function words and punctuation."""
     for piece in _cut(caption):
-        run: list[str] = []
-        before = ""
+        words: list[str] = []
+        word_before = ""
         for word in piece:
-            if word not in between:
-                run.append(word)
+            if word not in function_words:
+                words.append(word)
                 continue
-            if run:
-                yield run, before
-            run, before = [], word
-        if run:
-            yield run, before
+            if words:
+                yield Run(words, word_before)
+            words, word_before = [], word
+        if words:
+            yield Run(words, word_before)
 
 
-def _from(run: list[str], first: int) -> Iterator[tuple[str, int]]:
-    """The phrases that begin at a word of a run, with how many words each has."""
-    unspaced = _unspaced()
-    phrase, length = run[first], 1
-    yield phrase, 1
-    for before, word in zip(run[first:], run[first + 1 :], strict=False):
-        blank = not (unspaced.match(before) and unspaced.match(word))
+def _phrases_from(words: list[str], start: int) -> Iterator[tuple[str, int]]:
+    """Yield the phrases that begin at one of consecutive words, with their lengths."""
+    phrase, length = words[start], 1
+    yield phrase, length
+    for before, word in zip(words[start:], words[start + 1 :], strict=False):
         length += 1
-        if length > (LONGEST if blank else LONGEST_UNSPACED):
+        has_space = _has_space(before, word)
+        if length > (MAX_WORDS if has_space else MAX_CHARACTERS):
             return
-        phrase += f" {word}" if blank else word
+        phrase += f" {word}" if has_space else word
         yield phrase, length
 
 
+def _has_space(before: str, after: str) -> bool:
+    """Return whether there is a space between two words. There is none within some scripts."""
+    return not (_unspaced().match(before) and _unspaced().match(after))
+
+
+def _join(determiner: str, phrase: str) -> str:
+    """Return a phrase with its determiner, if it has one."""
+    if determiner and _has_space(determiner, phrase):
+        return f"{determiner} {phrase}"
+    return determiner + phrase
+
+
 def words(caption: str) -> list[str]:
-    """The words of a caption in lower case; scripts without blanks by the character."""
-    return [word for piece in _cut(caption) for word in piece]
+    """Return the words of a caption in lower case, or its characters in a script without spaces."""
+    return list(chain.from_iterable(_cut(caption)))
 
 
 def _cut(caption: str) -> Iterator[list[str]]:
-    """A caption as words in lower case, in pieces between punctuation; as characters, of scripts without blanks."""
+    """Yield the words of a caption in lower case, in pieces between punctuation."""
     piece: list[str] = []
-    last = 0
+    end = 0
     text = unicodedata.normalize("NFC", caption).lower()
-    for found in (_ASCII if text.isascii() else _any_word()).finditer(text):
-        if piece and text[last : found.start()].strip():
+    pattern = _ASCII if text.isascii() else _any_word()
+    for match in pattern.finditer(text):
+        if piece and text[end : match.start()].strip():
             yield piece
             piece = []
-        piece.append(found[0])
-        last = found.end()
+        piece.append(match[0])
+        end = match.end()
     if piece:
         yield piece
 
@@ -204,10 +308,9 @@ _ASCII = re.compile(r"[a-z0-9]+(?:['-][a-z0-9]+)*")
 
 @cache
 def _marks() -> str:
-    """Characters that belong to the letter before them, which `re` takes for the end of a word."""
-    marks = (
-        chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code))[0] == "M"
-    )
+    """Return the combining characters, which `re` takes for the end of a word."""
+    characters = map(chr, range(0x300, 0x1F000))
+    marks = [character for character in characters if unicodedata.category(character)[0] == "M"]
     return "".join(marks) + "\u200c\u200d"
 
 
@@ -220,44 +323,3 @@ def _any_word() -> re.Pattern[str]:
 @cache
 def _unspaced() -> re.Pattern[str]:
     return re.compile(f"[{UNSPACED}]")
-
-
-def _common_forms(forms: Counter[tuple[int, str]]) -> dict[int, str]:
-    """The determiner that each phrase mostly has; none where it mostly has none."""
-    best: dict[int, tuple[int, str]] = {}
-    for (number, determiner), count in forms.items():
-        if (-count, determiner) < best.get(number, (0, "")):
-            best[number] = (-count, determiner)
-    return {number: determiner for number, (_, determiner) in best.items()}
-
-
-def _numbered(
-    kinds: list[str],
-    lengths: list[int],
-    determiners: dict[int, str],
-    own: list[np.ndarray],
-    least: int,
-    most: float,
-) -> Phrases:
-    """Phrases in their order, without those of too few images and of too many."""
-    every = np.concatenate([np.zeros(0, dtype=np.int32), *own])
-    images_K = np.bincount(every, minlength=len(kinds))
-    kept = np.flatnonzero((images_K >= least) & (images_K <= max(most * len(own), 1))).tolist()
-    kept.sort(key=lambda number: (-images_K[number], kinds[number]))
-    place_K = np.full(len(kinds), -1)
-    place_K[kept] = np.arange(len(kept))
-    row, place = np.repeat(np.arange(len(own)), [len(mine) for mine in own]), place_K[every]
-    order = np.lexsort((place, row))
-    row, place = row[order][place[order] >= 0], place[order][place[order] >= 0]
-    texts = []
-    for number in kept:
-        determiner, phrase = determiners.get(number, ""), kinds[number]
-        blank = " " * (not (_unspaced().match(determiner) and _unspaced().match(phrase)))
-        texts.append(f"{determiner}{blank}{phrase}" if determiner else phrase)
-    return Phrases(
-        words=[kinds[number] for number in kept],
-        texts=texts,
-        lengths_K=np.array([lengths[number] for number in kept], dtype=np.int64),
-        numbers=place.astype(np.int64),
-        first_N=np.searchsorted(row, np.arange(len(own) + 1)),
-    )

@@ -256,12 +256,14 @@ def load_newest(
 def save_tensors(
     tensors: dict[str, torch.Tensor], path: Path, about: Mapping[str, Any] | None = None
 ) -> None:
-    """Write tensors to a file, with plain data about them. Raises OSError if the disk is full."""
-    # One entry, because safetensors writes several in any order.
-    metadata = ({ABOUT: json.dumps(about)},) if about else ()
+    """Write tensors to a file, with `about` as its metadata. Raises OSError if the disk is full."""
+    metadata = None
+    if about:
+        # A single entry: safetensors writes several in random order, and files would differ.
+        metadata = {ABOUT: json.dumps(about)}
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(on_cpu, path, *metadata)
+        save_file(on_cpu, path, metadata)
     except SafetensorError as error:  # how it reports a full disk
         raise OSError(f"{error}") from error
     # safetensors makes files that only their owner can read.

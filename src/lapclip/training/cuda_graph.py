@@ -1,4 +1,5 @@
-"""A whole update recorded once and replayed: at small batches an accelerator spends most of its time on launches."""
+"""Training steps that are recorded once and replayed, because small batches are bound by
+launches."""
 
 from __future__ import annotations
 
@@ -18,24 +19,21 @@ from lapclip.training.inputs import Inputs, Sent
 from lapclip.training.optimizer import make_optimizer
 from lapclip.training.step import DeviceMetrics, StepMetrics, TrainStep
 
-WARM_UP = 3
-"""Real steps taken without a recording first, so that libraries have set themselves up."""
+WARM_UP = 3  # steps before the first recording, in which libraries initialize themselves
 
 
 def make_step(model: CLIP, config: TrainConfig, device: Device) -> TrainStep:
-    """Return a step with its optimizer, sent to the device as the configuration says."""
+    """Return a training step with its optimizer, recorded or compiled if the settings say so."""
     compute = Compute(DTYPES[config.dtype], linear=config.linear, recompute=config.recompute)
     model.compute_with(
         image=replace(compute, attention=config.image_attention),
         text=replace(compute, attention=config.text_attention),
     )
-    kind = GraphedStep if "graph" in config.compile else TrainStep
-    step = kind(model, make_optimizer(model, config, device), config, device)
+    step_class = GraphedStep if "graph" in config.compile else TrainStep
+    step = step_class(model, make_optimizer(model, config, device), config, device)
     if "compiled" in config.compile:
         if device.is_deterministic:
-            torch.use_deterministic_algorithms(
-                True
-            )  # as `prepare_device` did, and the compiler is told too
+            torch.use_deterministic_algorithms(True)  # read by the compiler
         step.worker.image.compile()
         step.worker.text.compile()
     return step
@@ -51,7 +49,7 @@ class Recording:
 
 
 class GraphedStep(TrainStep):
-    """A step that is recorded once for each shape of its inputs. All recordings share one pool of memory."""
+    """A step that is recorded once for each shape of its inputs, in one pool of memory."""
 
     def __init__(
         self, model: CLIP, optimizer: torch.optim.Optimizer, config: TrainConfig, device: Device
@@ -64,7 +62,7 @@ class GraphedStep(TrainStep):
     def __call__(
         self, batch: Batch | Sent, step: int, lr: float, watch: Stopwatch
     ) -> Callable[[], StepMetrics]:
-        """Update the model. A recording has no inside, so there are no phases to measure."""
+        """Update the model. Does not measure phases, because a replay has none."""
         self._steps_taken += 1
         if self._steps_taken <= WARM_UP:
             plain_step = super().__call__
@@ -75,24 +73,23 @@ class GraphedStep(TrainStep):
             if key not in self._recordings:
                 self._recordings[key] = self._record(inputs, delivered)
             recording = self._recordings[key]
-            recording.batch.fill(delivered)  # behind the replay that still reads the batch before
+            recording.batch.fill(delivered)  # queued after the replay that reads the last batch
         self.set_learning_rate(lr)
         self.touched = True
         recording.replay()
         return self.reader(recording.metrics)
 
     def _record(self, inputs: Inputs, delivered: Delivered) -> Recording:
-        """Record an update. That computes nothing, so the weights stay as they were."""
-        held = delivered.copy()
-        # Gradients are to live in the graph's own memory.
-        self.optimizer.zero_grad(set_to_none=True)
-        off = Stopwatch(self.device.synchronise, on=False)
-        names: list[str] = []  # of the metrics, known when the update is recorded
+        """Record an update. Recording computes nothing, so the weights do not change."""
+        batch = delivered.copy()
+        self.optimizer.zero_grad(set_to_none=True)  # gradients belong into the graph's memory
+        stopwatch = Stopwatch(self.device.synchronise, on=False)
+        metric_names: list[str] = []
 
         def update() -> torch.Tensor:
-            metrics = self.update(inputs.with_tensors(held.tensors), off)
-            names[:] = metrics.names
+            metrics = self.update(inputs.with_tensors(batch.tensors), stopwatch)
+            metric_names[:] = metrics.names
             return metrics.values
 
         replay, values = self._recorder.record(update)
-        return Recording(replay, held, DeviceMetrics(names, values))
+        return Recording(replay, batch, DeviceMetrics(metric_names, values))

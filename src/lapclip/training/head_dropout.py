@@ -1,5 +1,5 @@
-"""What the heads of pretrained networks leave out: drawn for a whole batch, applied while towers
-compute."""
+"""Dropout in the heads of pretrained towers. Masks are drawn for a whole batch, so that
+micro-batches see the same ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lapclip.training.objectives.base import Pass
 
 
 class HeadDropout:
-    """Draws what is kept, and gives it to the heads of pretrained networks, if a model has some."""
+    """Dropout for the heads of a model's pretrained towers. Does nothing for other towers."""
 
     def __init__(self, model: CLIP, config: TrainConfig) -> None:
         towers = {"image": model.image, "text": model.text}
@@ -27,47 +27,53 @@ class HeadDropout:
         }
 
     def draw(self, rows: int, step: int, passes: Sequence[Pass]) -> dict[str, Tensor]:
-        """Draw what is kept of so many rows in each pass through a tower, by the names that
-        `applied` reads."""
-        masks = self._masks("image", "image", rows, step, "dropout")
-        masks |= self._masks("text", "text", rows, step, "dropout")
+        """Draw the masks of a batch for each pass through a tower, by name. True keeps a value."""
+        masks = self._draw_masks("image", "image", rows, step, "dropout")
+        masks |= self._draw_masks("text", "text", rows, step, "dropout")
         for other in passes:
-            masks |= self._masks(other.tower, other.name, rows, step, f"{other.name} dropout")
+            purpose = f"{other.name} dropout"
+            masks |= self._draw_masks(other.tower, other.name, rows, step, purpose)
         return masks
 
     @contextmanager
     def applied(self, masks: Mapping[str, Tensor], passes: Mapping[str, str]) -> Iterator[None]:
-        """Let the head of each tower leave out what was drawn for a pass: `passes` has its name by
+        """Apply the masks while towers compute. `passes` has the name of the pass for each
         tower."""
         heads = {tower: head for tower, head in self._heads.items() if tower in passes}
         for tower, head in heads.items():
-            head.dropping = {
-                layer: Dropping(share, masks[f"{passes[tower]}_{layer}_mask"])
-                for layer, share in self._shares(tower).items()
-            }
+            head.dropping = {}
+            for layer, rate in self._rates(tower).items():
+                mask = masks[_mask_name(passes[tower], layer)]
+                head.dropping[layer] = Dropping(rate, mask)
         try:
             yield
         finally:
             for head in heads.values():
                 head.dropping = {}
 
-    def _masks(
-        self, tower: str, name: str, rows: int, step: int, purpose: str
+    def _draw_masks(
+        self, tower: str, pass_name: str, rows: int, step: int, purpose: str
     ) -> dict[str, Tensor]:
         if tower not in self._heads:
             return {}
-        seed = derived_seed(self._config.seed, purpose, step)
-        seed = derived_seed(seed, "head", list(self._heads).index(tower))
+        tower_number = list(self._heads).index(tower)
+        step_seed = derived_seed(self._config.seed, purpose, step)
+        seed = derived_seed(step_seed, "head", tower_number)
         features, hidden = self._heads[tower].hidden_in.shape
         widths = {"features": features, "hidden": hidden}
         masks = {}
-        for layer, share in self._shares(tower).items():
+        for layer, rate in self._rates(tower).items():
             draw = torch.Generator().manual_seed(derived_seed(seed, layer))
-            masks[f"{name}_{layer}_mask"] = torch.rand(rows, widths[layer], generator=draw) >= share
+            values = torch.rand(rows, widths[layer], generator=draw)
+            masks[_mask_name(pass_name, layer)] = values >= rate
         return masks
 
-    def _shares(self, tower: str) -> dict[str, float]:
-        """Return the share that a tower's head leaves out of each layer, where it is not 0."""
-        of_features = self._config.feature_dropout if tower == "image" else 0.0
-        shares = {"features": of_features, "hidden": self._config.head_dropout}
-        return {layer: share for layer, share in shares.items() if share}
+    def _rates(self, tower: str) -> dict[str, float]:
+        """Return the dropout rate of each layer of a tower's head that has dropout."""
+        feature_rate = self._config.feature_dropout if tower == "image" else 0.0
+        rates = {"features": feature_rate, "hidden": self._config.head_dropout}
+        return {layer: rate for layer, rate in rates.items() if rate}
+
+
+def _mask_name(pass_name: str, layer: str) -> str:
+    return f"{pass_name}_{layer}_mask"

@@ -2,13 +2,12 @@
 
 Counted is the peak of a step, at the end of the forward pass of a micro-batch:
 
-    parameters    float32 weights
-    gradients     float32; a batch that is computed at once has none yet, so they count only as far as
-                  they exceed what the backward pass has freed by then
-    optimizer     AdamW's two averages
-    rounded       the copies in half precision, with their gradients
-    activations   what both towers keep for the backward pass, and its largest intermediate results
-    base          Python and torch themselves, or what an accelerator's libraries take
+    parameters    float32 weights     gradients     float32; a batch that is computed at once has
+none yet, so they count only as far as                   they exceed what the backward pass has
+freed by then     optimizer     AdamW's two averages     rounded       the copies in half precision,
+with their gradients     activations   what both towers keep for the backward pass, and its largest
+intermediate results     base          Python and torch themselves, or what an accelerator's
+libraries take
 
 `benchmarks/memory_prediction.py` compares this with measured peaks.
 """
@@ -57,7 +56,6 @@ def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -
     """
     exact, products = count_weights(model)
     micro = min(train.micro_batch or train.batch_size, train.batch_size)
-    half = train.dtype in HALF
     is_always_cheap = bool(train.cheap_size) and train.cheap_share == 1
     side = train.cheap_size if is_always_cheap else model.image_size
     further_crops = [other for other in Objectives(train).passes if other.tower == "image"]
@@ -65,13 +63,13 @@ def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -
     activations = micro * (image + _text_bytes(model, train, caption_tokens))
     gradients = 4 * exact
     if micro >= train.batch_size:
-        # They take the place of activations: while one tower goes back, the other's stay.
+        # Gradients take the place of activations. While one tower's are freed, the other's stay.
         gradients = max(0, gradients - activations // 2)
     return MemoryParts(
         parameters=4 * exact,
         gradients=gradients,
         optimizer=8 * exact,
-        rounded=4 * products if half else 0,
+        rounded=4 * products if train.dtype in HALF else 0,
         activations=activations,
         base=CPU_BASE if _on_cpu(train) else ACCELERATOR_BASE,
     )
@@ -88,13 +86,17 @@ def check_memory(
     micro = min(train.micro_batch or train.batch_size, train.batch_size)
     fitting = largest_micro_batch(model, train, caption_tokens, device)
     recomputed = largest_micro_batch(model, replace(train, recompute=True), caption_tokens, device)
+    single = ", and one pair at once does not fit either"
     if fitting:
+        single = ""
         hint = f"--set train.micro_batch={fitting}, which gives the same result in less memory"
     elif recomputed:
-        hint = f"--set train.recompute=true --set train.micro_batch={recomputed}, which gives the same result, slowly"
+        hint = (
+            f"--set train.recompute=true --set train.micro_batch={recomputed}, "
+            "which gives the same result, slowly"
+        )
     else:
         hint = "a smaller model, such as --set model.name=mini"
-    single = "" if fitting else ", and one pair at once does not fit either"
     raise ConfigError(
         f"{model.name} with {micro:,} pairs at once needs about {describe(parts)}; "
         f"{free / 1e9:.1f} GB are free on {device.kind}{single}.",
@@ -109,15 +111,17 @@ def largest_micro_batch(
     device: Device,
     free: int | None = None,
 ) -> int | None:
-    """Return the most pairs at once that fit, as the batch halved again and again; None if one does not fit.
+    """Return the largest micro-batch that fits, the batch halved any number of times, or None.
 
-    `free` is asked of the device, unless it is given.
+    `free` is the number of free bytes. Without it the device is queried.
     """
+    if free is None:
+        free = device.free_bytes()
     micro = train.batch_size
     while micro:
-        tried = replace(train, micro_batch=micro, device=device.kind)
-        needed = _still_needed(predict_bytes(model, tried, caption_tokens), device)
-        if needed <= (device.free_bytes() if free is None else free):
+        candidate = replace(train, micro_batch=micro, device=device.kind)
+        needed = _still_needed(predict_bytes(model, candidate, caption_tokens), device)
+        if needed <= free:
             return micro
         micro //= 2
     return None
@@ -125,30 +129,33 @@ def largest_micro_batch(
 
 def describe(parts: MemoryParts) -> str:
     """Return the total and its parts, in words."""
-    named = {
+    sizes = {
         "weights": parts.parameters + parts.rounded,
         "gradients": parts.gradients,
         "optimizer": parts.optimizer,
         "activations": parts.activations,
     }
-    return f"{parts.total / 1e9:,.1f} GB ({', '.join(f'{name} {size / 1e9:,.1f}' for name, size in named.items())})"
+    gigabytes = ", ".join(f"{name} {size / 1e9:,.1f}" for name, size in sizes.items())
+    return f"{parts.total / 1e9:,.1f} GB ({gigabytes})"
 
 
 def _still_needed(parts: MemoryParts, device: Device) -> int:
     """Return the bytes still to be allocated. On the CPU, Python and torch have theirs already."""
-    return parts.total - (parts.base if device.is_cpu else 0)
+    if device.is_cpu:
+        return parts.total - parts.base
+    return parts.total
 
 
 def _text_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -> int:
     return _tower_bytes(
-        caption_tokens,
-        model.text_width,
-        model.text_layers,
-        model.text_heads,
-        model.text_hidden,
-        train.text_attention,
-        model.text_activation or model.activation,
         train,
+        tokens=caption_tokens,
+        width=model.text_width,
+        layers=model.text_layers,
+        heads=model.text_heads,
+        hidden=model.text_hidden,
+        attention=train.text_attention,
+        activation=model.text_activation or model.activation,
     )
 
 
@@ -158,34 +165,40 @@ def _image_bytes(model: ModelConfig, train: TrainConfig, side: int) -> int:
         return _convolution_bytes(model, train, side) + pixels
     patches = (side // model.patch) ** 2
     image = _tower_bytes(
-        model.class_tokens + patches,
-        model.image_width,
-        model.image_layers,
-        model.image_heads,
-        model.image_hidden,
-        train.image_attention,
-        model.activation,
         train,
-        pooled=model.architecture == "clip",
+        tokens=model.class_tokens + patches,
+        width=model.image_width,
+        layers=model.image_layers,
+        heads=model.image_heads,
+        hidden=model.image_hidden,
+        attention=train.image_attention,
+        activation=model.activation,
+        is_pooled=model.architecture == "clip",
     )
-    cut = (3 * model.patch**2) * patches * _size(train)  # patches, which the first product saves
-    return image + pixels + cut
+    # Patches as rows of numbers, which the first product saves for the backward pass.
+    patch_rows = 3 * model.patch**2 * patches * _size(train)
+    return image + pixels + patch_rows
 
 
 def _convolution_bytes(model: ModelConfig, train: TrainConfig, side: int) -> int:
     """Return the bytes of a tower of convolutions.
 
-    Each saves its result for its norm, and the activation of it for the next one. The largest are
-    needed once more in the backward pass.
+    Each convolution saves its output for its norm, and the activation of it for the next one. The
+    largest outputs are needed once more in the backward pass.
     """
-    results = [size.outputs * size.side**2 for size in convolution_sizes(model, side)]
-    saved = 2 * sum(results)
-    if train.recompute:  # the stem, what enters each block, and one block at a time
-        saved = 2 * sum(results[:2]) + sum(results[2:]) // 2 + 6 * max(results[2:])
-    return int(GAPS * (saved + 2 * max(results) + 3 * side * side) * _size(train))
+    outputs = [size.outputs * size.side**2 for size in convolution_sizes(model, side)]
+    saved = 2 * sum(outputs)
+    if train.recompute:
+        stem, blocks = outputs[:2], outputs[2:]
+        # The stem, the inputs of each block, and one block at a time.
+        saved = 2 * sum(stem) + sum(blocks) // 2 + 6 * max(blocks)
+    pixels = 3 * side * side
+    return int(GAPS * (saved + 2 * max(outputs) + pixels) * _size(train))
 
 
 def _tower_bytes(
+    train: TrainConfig,
+    *,
     tokens: int,
     width: int,
     layers: int,
@@ -193,37 +206,41 @@ def _tower_bytes(
     hidden: int,
     attention: str,
     activation: str,
-    train: TrainConfig,
-    *,
-    pooled: bool = True,
+    is_pooled: bool = True,
 ) -> int:
-    """Return the bytes that the blocks save, and the largest results of the backward pass.
+    """Return the bytes that a transformer saves, and those of its largest gradients.
 
-    A block saves 8 widths a token: the inputs of its two norms (1 each) and of the projection of queries,
-    keys and values (1), these (3), and the inputs of the output projection (1) and of the MLP (1); then
-    the MLP's hidden layer before its activation, and after it unless that is computed again. The last
-    block runs for one token and saves 2, the norm's input and output, or 4 with additions of low rank,
-    which need keys and values; 4 are counted. If it runs for all tokens, a head follows that saves as much.
+    A block saves 8 widths a token: the inputs of its two norms (2), the input of the projection to
+    queries, keys and values (1), its outputs (3), and the inputs of the output projection and of
+    the MLP (2). It also saves the hidden layer of the MLP before its activation, and after it
+    unless that is computed again. The last block runs for the pooled token only and saves the input
+    and output of its norm (2), or with LoRA also keys and values (4). Counted are 4. If it runs for
+    all tokens, it is counted as a block, and the 4 are those of the pooling head after it.
     """
-    layers += not pooled
-    hidden_kept = 1 if _recomputes_gelu(train, activation) else 2
-    block = 8 * width + hidden_kept * hidden
+    # All sizes are numbers a token.
+    full_blocks = layers - 1 if is_pooled else layers
+    hidden_copies = 1 if _recomputes_gelu(train, activation) else 2
+    block = 8 * width + hidden_copies * hidden
     if _size(train) == 2 and not _on_cpu(train) and train.linear != "triton":
         block += 2 * width  # the inputs of the norms, which torch takes in float32 on accelerators
     if attention == "products":
         block += heads * tokens
-    saved = (layers - 1) * width + block if train.recompute else (layers - 1) * block
-    saved += 4 * width  # the last block
-    # Gradients of the hidden layer before and after its activation, which may share their memory, and of its input.
-    passing = width + hidden_kept * hidden
+    saved = full_blocks * block
+    if train.recompute:
+        saved = full_blocks * width + block
+    saved += 4 * width  # the last block, or the pooling head
+    # Gradients of the hidden layer before and after its activation, and of its input. Those of the
+    # hidden layer may share memory.
+    gradients = width + hidden_copies * hidden
     if attention == "products":
-        passing += 7 * width + 3 * heads * tokens  # gradients of queries, keys, values and weights
-    embeddings = 2 * width * 4  # and the first norm, in float32
-    return int(GAPS * tokens * (embeddings + (saved + passing) * _size(train)))
+        gradients += 7 * width + 3 * heads * tokens  # of queries, keys, values and their products
+    embeddings = 2 * width * 4  # and the output of the first norm, in float32
+    return int(GAPS * tokens * (embeddings + (saved + gradients) * _size(train)))
 
 
 def _recomputes_gelu(train: TrainConfig, activation: str) -> bool:
-    """Return whether the result of GELU is computed again in the backward pass. A compiler decides itself."""
+    """Return whether the result of GELU is computed again in the backward pass. A compiler decides
+    itself."""
     if activation != "gelu" or "compiled" in train.compile or train.device == ACCELERATOR:
         return False
     return device_of("cpu" if train.device == AUTO else train.device).recomputes_gelu
@@ -235,5 +252,5 @@ def _on_cpu(train: TrainConfig) -> bool:
 
 
 def _size(train: TrainConfig) -> int:
-    """Return the bytes of a number that is saved for the backward pass."""
+    """Return the bytes of an activation."""
     return 2 if train.dtype in HALF else 4

@@ -33,19 +33,21 @@ class MinutesFit:
 
     config: Config
     reason: str
-    note: str | None
+    notes: list[str]
     """A warning if the steps are few."""
 
 
-def fit_minutes(parts: RunParts, *, keeps_evaluations: bool) -> MinutesFit:
-    """Turn minutes into a number of steps, once.
+def trial_config(config: Config) -> Config:
+    """Return the configuration of a run of two steps, one cheap and one not."""
+    return replace_in(config, "train", steps=2, cheap_share=0.5)
+
+
+def fit_minutes(config: Config, trial: RunParts, *, keeps_evaluations: bool) -> MinutesFit:
+    """Turn minutes into a number of steps, once, by timing a trial of the run.
 
     Where epochs are short, evaluations become rarer unless `keeps_evaluations`.
     """
-    train, steps_per_epoch = parts.config.train, parts.plan.steps_per_epoch
-    # A run of two steps, one cheap and one not, on a model that is thrown away: timing changes the
-    # optimizer's state.
-    trial = parts.rebuild(replace_in(parts.config, "train", steps=2, cheap_share=0.5))
+    train, steps_per_epoch = config.train, trial.plan.steps_per_epoch
     step_seconds = max(time_mean_step(trial, train.cheap_share), time_loading(trial))
     evaluation_seconds = time_evaluation(trial)
     # The last step is always evaluated, and the finished model is scored.
@@ -61,24 +63,24 @@ def fit_minutes(parts: RunParts, *, keeps_evaluations: bool) -> MinutesFit:
     steps = max(1, int(seconds / seconds_per_step))
     minutes = counted(train.minutes, "minute")
     return MinutesFit(
-        replace_in(parts.config, "train", steps=steps, evaluate_every_epochs=every),
+        replace_in(config, "train", steps=steps, evaluate_every_epochs=every),
         f"{minutes} at {seconds_per_step:.3f} s a step, timed here before training",
-        _note_on_few(train.minutes, steps, steps_per_epoch, seconds_per_step, end_seconds),
+        _notes_on_few(train.minutes, steps, steps_per_epoch, seconds_per_step, end_seconds),
     )
 
 
-def _note_on_few(
+def _notes_on_few(
     minutes: float, steps: int, steps_per_epoch: int, seconds_per_step: float, end_seconds: float
-) -> str | None:
+) -> list[str]:
     min_steps = max(MIN_EPOCHS * steps_per_epoch, MIN_STEPS)
     if steps >= min_steps:
-        return None
+        return []
     verb = "is" if minutes == 1 else "are"
     enough = round_up_minutes(min_steps * seconds_per_step + end_seconds)
-    return (
+    return [
         f"{counted(minutes, 'minute')} {verb} enough for {counted(steps, 'step')}; "
         f"{min_steps:,} or more are better, and take about {counted(enough, 'minute')}"
-    )
+    ]
 
 
 def round_up_minutes(seconds: float) -> float:

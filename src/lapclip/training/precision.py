@@ -1,7 +1,7 @@
-"""Training in half precision: rounded copies of the weights to compute with, and the scale of float16's loss.
+"""Training in half precision: rounded copies of the weights, and the scale of the loss in float16.
 
-The optimiser works on float32 weights. Rounding them once a step, all together, and bringing their gradients back the
-same way is cheaper than rounding each where it is used.
+The optimizer updates float32 weights. Rounding all of them once a step, and collecting their
+gradients once, is cheaper than rounding each weight where it is used.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from torch import Tensor, nn
 from lapclip.model.clip import CLIP
 
 FIRST_SCALE = 2.0**15
-GROW_AFTER = 1000
-"""Good steps in a row after which the scale doubles."""
+GROW_AFTER = 1000  # steps in a row without overflow, after which the scale doubles
 
 
 class RoundedCopy:
-    """A model that computes in half precision, beside the model whose weights it rounds.
+    """A model that computes in half precision with rounded weights of another model.
 
-    What enters products is rounded; norms, embeddings and the temperature are the original's own parameters, and their
-    gradients arrive there directly.
+    Only factors of matrix products are rounded. Norms, embeddings and the logit scale are the
+    parameters of the original, so their gradients arrive there directly.
     """
 
     def __init__(self, model: CLIP, dtype: torch.dtype) -> None:
@@ -31,91 +30,93 @@ class RoundedCopy:
         self._exact: list[Tensor] = []
         self._rounded: list[Tensor] = []
         for name, parameter in model.named_parameters():
-            path, _, last = name.rpartition(".")
-            owner = self.model.get_submodule(path)
-            if (
-                enters_products(name) and "backbone." not in name
-            ):  # foreign networks round for themselves
-                rounded = nn.Parameter(
-                    parameter.detach().to(dtype), requires_grad=parameter.requires_grad
-                )
-                setattr(owner, last, rounded)
-                if parameter.requires_grad:  # what is frozen is rounded once
-                    self._exact.append(parameter)
-                    self._rounded.append(rounded)
-            else:
-                setattr(owner, last, parameter)
+            module_path, _, own_name = name.rpartition(".")
+            module = self.model.get_submodule(module_path)
+            is_foreign = "backbone." in name  # foreign networks round their weights themselves
+            if is_foreign or not enters_products(name):
+                setattr(module, own_name, parameter)
+                continue
+            rounded = nn.Parameter(
+                parameter.detach().to(dtype), requires_grad=parameter.requires_grad
+            )
+            setattr(module, own_name, rounded)
+            if parameter.requires_grad:  # frozen weights are rounded only here
+                self._exact.append(parameter)
+                self._rounded.append(rounded)
         self._leaves = dict(zip(self._exact, self._rounded, strict=True))
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Round the weights as they are now, and forget the last gradients."""
+        """Round the current weights, and clear the gradients."""
         if self._exact:
             torch._foreach_copy_(self._rounded, self._exact)  # pyright: ignore[reportPrivateImportUsage]
         for parameter in self._rounded:
             parameter.grad = None
 
     def hand_over(self) -> None:
-        """Add the gradients to the original's, in float32, so that those of many micro-batches do not lose digits."""
-        self._hand_over(list(zip(self._exact, self._rounded, strict=True)))
-
-    @torch.no_grad()
-    def _hand_over(self, both: Sequence[tuple[Tensor, Tensor]]) -> None:
-        pairs = [(exact, rounded.grad) for exact, rounded in both if rounded.grad is not None]
-        first = any(exact.grad is None for exact, _ in pairs)  # of the micro-batches of this step
-        sums: list[Tensor] = []
-        for exact, _ in pairs:
-            exact.grad = torch.empty_like(exact) if first else exact.grad
-            assert exact.grad is not None
-            sums.append(exact.grad)
-        if first:
-            torch._foreach_copy_(sums, [gradient for _, gradient in pairs])  # pyright: ignore[reportPrivateImportUsage]
-        else:  # not every device adds two precisions; one at a time, because micro-batches are there to save memory
-            for total, (_, gradient) in zip(sums, pairs, strict=True):
-                total.add_(gradient.to(total.dtype))
-        for _, rounded in both:
-            rounded.grad = None
-
-    def leaf_of(self, parameter: Tensor) -> Tensor:
-        """Where the gradient of one of the original's parameters arrives."""
-        return self._leaves.get(parameter, parameter)
+        """Move the gradients to the original, where micro-batches add up in float32."""
+        self._move_gradients(list(zip(self._exact, self._rounded, strict=True)))
 
     def hand_over_some(self, parameters: Sequence[Tensor]) -> None:
-        """`hand_over` for some of the original's parameters, as soon as their gradients are there."""
-        self._hand_over([(one, self._leaves[one]) for one in parameters if one in self._leaves])
+        """Move the gradients of some of the original's parameters, as soon as they are computed."""
+        pairs = [(one, self._leaves[one]) for one in parameters if one in self._leaves]
+        self._move_gradients(pairs)
+
+    @torch.no_grad()
+    def _move_gradients(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Move gradients from rounded parameters to exact ones, given as (exact, rounded)."""
+        exact_parameters: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for exact, rounded in pairs:
+            if rounded.grad is not None:
+                exact_parameters.append(exact)
+                gradients.append(rounded.grad)
+                rounded.grad = None
+        is_first_micro_batch = any(exact.grad is None for exact in exact_parameters)
+        if is_first_micro_batch:
+            sums = [torch.empty_like(exact) for exact in exact_parameters]
+            torch._foreach_copy_(sums, gradients)  # pyright: ignore[reportPrivateImportUsage]
+            for exact, total in zip(exact_parameters, sums, strict=True):
+                exact.grad = total
+            return
+        # One at a time: converting all at once would take the memory that micro-batches save, and
+        # not every device adds two precisions.
+        for exact, gradient in zip(exact_parameters, gradients, strict=True):
+            assert exact.grad is not None
+            exact.grad.add_(gradient.to(exact.grad.dtype))
+
+    def leaf_of(self, parameter: Tensor) -> Tensor:
+        """Return the parameter that receives the gradient of one of the original's parameters."""
+        return self._leaves.get(parameter, parameter)
 
 
 def enters_products(name: str) -> bool:
-    """Whether a parameter is a factor or a bias of a matrix product."""
-    norm = "ln_" in name or ".ln." in name or ".norm." in name
-    return not (norm or "embedding" in name or name.endswith(".probe") or name.startswith("logit_"))
+    """Return whether a parameter is a factor or a bias of a matrix product."""
+    is_norm = "ln_" in name or ".ln." in name or ".norm." in name
+    is_table = "embedding" in name or name.endswith(".probe")
+    return not (is_norm or is_table or name.startswith("logit_"))
 
 
 class LossScale:
-    """Keeps float16's gradients between its smallest and its largest numbers.
+    """Factor on the loss that keeps float16 gradients between underflow and overflow.
 
-    The loss is multiplied before the backward pass and the gradients divided after it. Where they overflowed, the
-    update is left out and the scale halved. All of it in tensors, so that nothing waits for the device.
+    The gradients are divided by it after the backward pass. After an overflow the update is left
+    out and the scale halved. The state is a tensor, so that nothing waits for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.state = torch.tensor([FIRST_SCALE, 0.0], device=device)
-        """The scale, and how many good steps there were since it changed."""
+        """The scale, and the number of steps without overflow since it last changed."""
 
     @property
     def scale(self) -> Tensor:
         return self.state[0]
 
     def update(self, overflowed: Tensor) -> None:
-        """Halve the scale after an overflow; double it after many steps without one."""
-        scale, good = self.state
-        good = torch.where(overflowed, 0.0, good + 1)
-        grown = good >= GROW_AFTER
-        self.state.copy_(
-            torch.stack(
-                [
-                    scale * torch.where(overflowed, 0.5, torch.where(grown, 2.0, 1.0)),
-                    torch.where(grown, 0.0, good),
-                ]
-            )
-        )
+        """Halve the scale after an overflow. Double it after many steps without one."""
+        scale, good_steps = self.state
+        good_steps = torch.where(overflowed, 0.0, good_steps + 1)
+        is_time_to_grow = good_steps >= GROW_AFTER
+        factor = torch.where(overflowed, 0.5, torch.where(is_time_to_grow, 2.0, 1.0))
+        good_steps = torch.where(is_time_to_grow, 0.0, good_steps)
+        self.state.copy_(torch.stack([scale * factor, good_steps]))

@@ -48,6 +48,7 @@ from lapclip.training.resolvers import (
     Context,
     compile_note,
     fit_vocabulary,
+    forget_trials,
     is_locked,
     max_learning_rate,
     resolve,
@@ -100,7 +101,6 @@ def prepare(
         if check:
             check.result()
     laps.lap("device")
-    context.request = replace(request, table=None)  # frees its memory
     with explain_memory(inputs.config):
         config = resolve(inputs.config, context, WITH_BATCHES)
         laps.lap("settings")
@@ -108,8 +108,7 @@ def prepare(
         seconds = context.step_seconds
         inputs = replace(inputs, config=config, reasons=reasons, tuned_seconds=seconds)
         device = context.device
-        device.release_memory()
-        device.forget_peak()  # what was tried before the run is not the run's
+        forget_trials(device)
         context.parts = assemble(inputs, context.plan, device, callbacks.data_progress, ranks)
         parts = resolve_built(context)
     laps.lap("model")
@@ -140,7 +139,7 @@ def gather(context: Context, progress: DataProgress | None) -> RunInputs:
     config = resolve(request.config, context, BEFORE_DATA)
     Objectives(config.train).check()
     teacher = open_teacher(config)  # before the data: one that cannot be used costs no time
-    context.data = load_data(config.data, View.of(config.model), progress, request.table)
+    context.data = load_data(config.data, View.of(config.model), progress, request.table.take())
     if teacher:
         context.teacher = compute_teacher_embeddings(teacher, config, context.data, progress)
     del teacher  # its memory is the run's
@@ -185,21 +184,22 @@ def rate_warnings(config: Config, initial: InitialWeights | None) -> list[str]:
 
 
 def seen_before_warnings(config: Config, data: DataSet) -> list[str]:
-    """Warn about held-out images that the initial weights were trained on: they are no test."""
+    """Return a warning if the initial weights were trained on images that are held out here."""
     if not config.train.start:
         return []
-    seen = seen_by(config.train.start)
-    counts = {split: count_seen(pairs.identities, seen) for split, pairs in data.splits.items()}
-    if not any(count for split, count in counts.items() if split != TRAIN):
+    seen_images = seen_by(config.train.start)
+    has_seen_held_out = False
+    parts = []
+    for split, pairs in data.splits.items():
+        count = count_seen(pairs.identities, seen_images)
+        if count:
+            parts.append(f"{count:,} of the {len(pairs):,} images of {split}")
+            has_seen_held_out |= split != TRAIN
+    if not has_seen_held_out:
         return []
-    parts = [
-        f"{count:,} of the {len(data.splits[split]):,} of {split}"
-        for split, count in counts.items()
-        if count
-    ]
     return [
-        f"the model to start from has learnt from {' and '.join(parts)}: scores on held-out ones "
-        "are no test; --set data.seed and data.split_rule as in its run split them alike"
+        f"the initial weights were trained on {' and '.join(parts)}, so scores on held-out images "
+        "are too high; set data.seed and data.split_rule as in that run to get the same split"
     ]
 
 

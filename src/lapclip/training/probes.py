@@ -1,4 +1,5 @@
-"""Probe captions: how the answers to a few fixed captions change while a model learns, for people who watch it."""
+"""Probe captions: a few fixed captions whose answers show, while a model trains, what it has
+learned."""
 
 from __future__ import annotations
 
@@ -14,74 +15,69 @@ from lapclip.data.dataset import Pairs
 from lapclip.embedder import Embedder
 from lapclip.paths import write_atomic
 
-CAPTIONS = 6
-TOP = 5
-SIDE = 96
-"""Pixels of a thumbnail's longer side."""
+HELD_OUT_CAPTIONS = 6
+TOP_IMAGES = 5
+THUMBNAIL_SIDE = 96  # pixels, the longer side
 
 
 class ProbeCaptions:
-    """A few held-out captions, spread over the split, and the user's own."""
+    """A few captions spread over the held-out pairs, and the user's own."""
 
     def __init__(self, pairs: Pairs, own: Sequence[str], folder: Path) -> None:
         self._pairs, self._own, self._folder = pairs, own, folder
-        firsts = np.cumsum([0, *(len(captions) for captions in pairs.captions)])[:-1]
-        self._images = np.unique(
-            np.linspace(0, len(pairs) - 1, min(CAPTIONS, len(pairs))).round().astype(int)
-        )
-        self._rows = firsts[self._images]
+        caption_counts = [len(captions) for captions in pairs.captions]
+        first_captions = np.cumsum([0, *caption_counts])[:-1]
+        count = min(HELD_OUT_CAPTIONS, len(pairs))
+        images = np.linspace(0, len(pairs) - 1, count).round().astype(int)
+        self._images = np.unique(images)
+        self._texts = first_captions[self._images]
 
     def answers(
         self, embedder: Embedder, images: np.ndarray, texts: np.ndarray
     ) -> list[dict[str, Any]]:
-        """What the model answers now, given its embeddings of the whole split; makes the thumbnails it names."""
-        found = []
-        for image, row in zip(self._images, self._rows, strict=True):
-            scores = images @ texts[row]
-            caption, right = self._pairs.captions[int(image)][0], int(image)
-            rank = 1 + int((scores > scores[right]).sum())
-            found.append(
-                {
-                    "caption": caption,
-                    "own": False,
-                    "right": right,
-                    "rank": rank,
-                    "top": _top(scores),
-                }
-            )
+        """Return the best images for each caption, and save their thumbnails.
+
+        `images` and `texts` are the embeddings of all held-out pairs.
+        """
+        answers = []
+        for image, text in zip(self._images.tolist(), self._texts.tolist(), strict=True):
+            caption = self._pairs.captions[image][0]
+            answers.append(_answer(caption, images @ texts[text], image))
         if self._own:
             for caption, text in zip(self._own, embedder.encode_text(self._own), strict=True):
-                found.append(
-                    {
-                        "caption": caption,
-                        "own": True,
-                        "right": None,
-                        "rank": None,
-                        "top": _top(images @ text),
-                    }
-                )
-        for image in {entry["picture"] for answer in found for entry in answer["top"]} | {
-            *map(int, self._images)
-        }:
+                answers.append(_answer(caption, images @ text, None))
+        shown = set(self._images.tolist())
+        for answer in answers:
+            shown |= {entry["picture"] for entry in answer["top"]}
+        for image in shown:
             self._save_thumbnail(image)
-        return found
+        return answers
 
     def _save_thumbnail(self, image: int) -> None:
         path = self._folder / f"{image}.png"
         if path.exists():
             return
         thumbnail = Image.fromarray(np.asarray(self._pairs.pixels[image]))
-        thumbnail.thumbnail((SIDE, SIDE))
-        with suppress(OSError):  # a full disk costs a thumbnail, not the run
-            self._folder.mkdir(0o700, exist_ok=True)  # small copies of what may be private photos
+        thumbnail.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+        with suppress(OSError):  # a full disk must not end the run
+            self._folder.mkdir(0o700, exist_ok=True)  # the images may be private photos
             write_atomic(path, lambda partial: thumbnail.save(partial, format="PNG"))
 
 
+def _answer(caption: str, scores: np.ndarray, right: int | None) -> dict[str, Any]:
+    """Return the best images for a caption, as they are stored in an event.
+
+    `right` is the image that the caption belongs to. None for the user's captions.
+    """
+    rank = None
+    if right is not None:
+        rank = 1 + int((scores > scores[right]).sum())
+    best = np.argsort(-scores, kind="stable")[:TOP_IMAGES]
+    top = [{"picture": int(image), "score": round(float(scores[image]), 4)} for image in best]
+    return {"caption": caption, "own": right is None, "right": right, "rank": rank, "top": top}
+
+
 def own_captions(ask: str) -> list[str]:
-    """The user's captions, as the setting `work.ask` holds them."""
-    return [caption.strip() for caption in ask.split("|") if caption.strip()]
-
-
-def _top(scores: np.ndarray) -> list[dict[str, Any]]:
-    order = np.argsort(-scores, kind="stable")[:TOP]
-    return [{"picture": int(at), "score": round(float(scores[at]), 4)} for at in order]
+    """Return the captions in the setting `work.ask`, which separates them by bars."""
+    captions = [caption.strip() for caption in ask.split("|")]
+    return [caption for caption in captions if caption]

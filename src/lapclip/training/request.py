@@ -12,6 +12,18 @@ from lapclip.progress import DataProgress, Status
 from lapclip.runs.events import Listener
 
 
+@dataclass
+class LoadedTable:
+    """The data, if it was read already to choose the recipe."""
+
+    table: Table | None = None
+
+    def take(self) -> Table | None:
+        """Return the table and forget it, so that its memory is freed once it is used."""
+        table, self.table = self.table, None
+        return table
+
+
 @dataclass(frozen=True)
 class RunRequest:
     """Requested settings, before the data is known."""
@@ -23,8 +35,7 @@ class RunRequest:
     """All layers over the defaults. Some settings are still "auto"."""
     notes: list[str]
     """Messages for the user."""
-    table: Table | None = None
-    """The data, if it was read already to choose the recipe."""
+    table: LoadedTable = field(default_factory=LoadedTable)
     reasons: dict[str, str] = field(default_factory=dict)
     """Reasons for settings that were chosen already."""
 

@@ -24,7 +24,7 @@ from lapclip.text import counted
 from lapclip.training.distributed import ALONE, Ranks
 from lapclip.training.head_start import start_heads
 from lapclip.training.initial_weights import InitialWeights, find_initial_weights
-from lapclip.training.minutes import fit_minutes
+from lapclip.training.minutes import fit_minutes, trial_config
 from lapclip.training.objectives.contrastive import LOSSES
 from lapclip.training.request import RunRequest
 from lapclip.training.run_parts import RunParts, longest_caption, make_plan
@@ -84,7 +84,14 @@ def resolve_built(context: Context) -> RunParts:
             context.parts = context.parts.explain(setting, reason)
     for setting, reason in context.parts.plan.why_unused.items():
         context.parts = context.parts.explain(setting, reason)
+    forget_trials(context.device)
     return context.parts
+
+
+def forget_trials(device: Device) -> None:
+    """Free memory that only trials used, and do not count it as the run's."""
+    device.release_memory()
+    device.forget_peak()
 
 
 def start(config: Config, context: Context) -> Choice:
@@ -228,9 +235,12 @@ def minutes(config: Config, context: Context) -> Choice:
     if not config.train.minutes:
         return config, None
     keeps_evaluations = "evaluate_every_epochs" in context.request.user_settings("train")
-    fit = fit_minutes(context.parts, keeps_evaluations=keeps_evaluations)
-    if fit.note:
-        context.parts = replace(context.parts, notes=[fit.note, *context.parts.notes])
+    # The trial takes the place of the run's model: there may be no room for both. Its config is
+    # restored, so that the model is built again with the number of steps.
+    context.parts = context.parts.rebuild(trial_config(config))
+    fit = fit_minutes(config, context.parts, keeps_evaluations=keeps_evaluations)
+    notes = [*fit.notes, *context.parts.notes]
+    context.parts = replace(context.parts, config=config, notes=notes)
     return fit.config, fit.reason
 
 

@@ -1,7 +1,6 @@
-"""What changes over a run, the learning rate and the size of the images, and what is due after a
-step.
+"""Schedules of a run: learning rate, size of the images, evaluations, checkpoints, early stopping.
 
-All are functions of the step, so a resumed run continues as it would have. Steps count from 1.
+All are functions of the step, so that a run resumes exactly. Steps count from 1.
 """
 
 from __future__ import annotations
@@ -22,23 +21,29 @@ def learning_rate(step: int, steps: int, config: TrainConfig) -> float:
 
 
 def cheap_steps(steps: int, config: TrainConfig) -> int:
-    """Return how many steps the first part of the run has, whose images are smaller."""
-    return round(config.cheap_share * steps) if config.cheap_size else 0
+    """Return the number of steps at the start of a run that see smaller images."""
+    if not config.cheap_size:
+        return 0
+    return round(config.cheap_share * steps)
 
 
 def image_side(step: int, config: TrainConfig, model: ModelConfig) -> int:
-    """Return the side of the images that the model sees at a step, in pixels."""
-    is_cheap = step <= cheap_steps(config.steps, config)
-    return config.cheap_size if is_cheap else model.image_size
+    """Return the side of the images at a step, in pixels."""
+    if step <= cheap_steps(config.steps, config):
+        return config.cheap_size
+    return model.image_size
 
 
 def is_evaluation_due(step: int, config: TrainConfig, steps_per_epoch: int) -> bool:
-    """Return whether the held-out pairs are scored after a step. They always are after the last."""
+    """Return whether to score the held-out pairs after a step. True after the last."""
     return step == config.steps or step % (steps_per_epoch * config.evaluate_every_epochs) == 0
 
 
 def is_checkpoint_due(step: int, seconds: float, config: TrainConfig, steps_per_epoch: int) -> bool:
-    """Return whether a checkpoint is written after a step, so many seconds after the one before."""
+    """Return whether to write a checkpoint after a step.
+
+    `seconds` is the time since the last checkpoint.
+    """
     every_steps = config.checkpoint_every_epochs * steps_per_epoch
     is_due_by_epoch = every_steps > 0 and step % every_steps == 0
     is_due_by_clock = 0 < config.checkpoint_every_seconds <= seconds
@@ -48,12 +53,14 @@ def is_checkpoint_due(step: int, seconds: float, config: TrainConfig, steps_per_
 def is_out_of_patience(
     step: int, best_step: int, config: TrainConfig, steps_per_epoch: int
 ) -> bool:
-    """Return whether no score was better for so many evaluations that the rest would only overfit.
+    """Return whether to stop early, because `train.patience` evaluations brought no better score.
 
-    Counted from the end of the cheap part: scores rise again when images get their full size.
+    Steps with small images do not count: scores rise again when images get their full size.
     """
-    patience = config.patience * config.evaluate_every_epochs * steps_per_epoch
-    if patience == 0 or step == config.steps:
+    if config.patience == 0 or step == config.steps:
         return False
-    since = max(best_step, cheap_steps(config.steps, config))
-    return is_evaluation_due(step, config, steps_per_epoch) and step - since >= patience
+    if not is_evaluation_due(step, config, steps_per_epoch):
+        return False
+    patience_steps = config.patience * config.evaluate_every_epochs * steps_per_epoch
+    last_progress = max(best_step, cheap_steps(config.steps, config))
+    return step - last_progress >= patience_steps

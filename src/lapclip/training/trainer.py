@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lapclip.config import AUTO, FSDP, Config, replace_in
+from lapclip.config import FSDP, Config, replace_in
 from lapclip.data.batches import Batch, BatchPlan
 from lapclip.data.dataset import DataSet
 from lapclip.data.tokenizers import Tokenizer
@@ -91,6 +91,7 @@ class Trainer:
     numbers: NumberCheck = field(default_factory=NumberCheck)
     rank_reports: ranks_in_a_run.RankReports = field(default_factory=ranks_in_a_run.RankReports)
     began: float = field(default_factory=time.perf_counter)
+    """When preparation began."""
     stop_reason: Callable[[], str | None] = lambda: None
     """Reason to stop that a signal or the caller gave."""
     stopped_by: str = ""
@@ -113,7 +114,8 @@ class Trainer:
         began, laps = time.perf_counter(), Laps()
         parts = prepare(request, callbacks, ranks, laps)
         run_record.save_start(run, parts)
-        trainer = cls.of_parts(run, parts, callbacks, ranks, began)
+        trainer = cls.of_parts(run, parts, callbacks, ranks)
+        trainer.began = began
         laps.lap("folder")
         trainer.first_event = run_record.started_event(trainer, parts, laps)
         return trainer
@@ -129,7 +131,8 @@ class Trainer:
         """Prepare a run from its folder, at its newest checkpoint. `saved` is its run.toml."""
         began, laps = time.perf_counter(), Laps()
         parts = prepare_again(run, saved, callbacks.data_progress, ranks)
-        trainer = cls.of_parts(run, parts, callbacks, ranks, began)
+        trainer = cls.of_parts(run, parts, callbacks, ranks)
+        trainer.began = began
         skipped = trainer.load_newest()
         laps.lap("set-up")
         if skipped is None:  # killed before its first step
@@ -145,7 +148,6 @@ class Trainer:
         parts: RunParts,
         callbacks: Callbacks = Callbacks(),
         ranks: Ranks = ALONE,
-        began: float | None = None,
     ) -> Trainer:
         """Return the trainer of a run that was prepared, before its first step."""
         work = parts.config.work
@@ -166,7 +168,6 @@ class Trainer:
             swap_watch=SwapWatch() if ranks.count == 1 else None,  # one rank cannot change alone
             callbacks=callbacks,
             ranks=ranks,
-            began=time.perf_counter() if began is None else began,
         )
 
     @property
@@ -205,9 +206,7 @@ class Trainer:
         if self.is_out_of_patience(self.progress.step):
             self.end_early()  # it was stopped where it would have ended
             return self.finish()
-        loader_threads = self.config.train.loader_threads
-        threads = 1 if loader_threads == AUTO else int(loader_threads)
-        first = self.progress.step + 1
+        first, threads = self.progress.step + 1, int(self.config.train.loader_threads)
         with feed(self.plan, self.step, first, self.steps, threads) as batches:
             self.take_steps(batches)
         if self.stopped_by:

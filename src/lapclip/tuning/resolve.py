@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -51,6 +50,15 @@ MAX_LOADER_SHARE = 0.5
 
 
 @dataclass(frozen=True)
+class FoundTuning:
+    """A tuning that a run can use."""
+
+    tuning: Tuning
+    origin: str
+    """Ending of its reasons, for example "; tuned before"."""
+
+
+@dataclass(frozen=True)
 class Resolved:
     """A configuration with nothing "auto" left."""
 
@@ -64,16 +72,17 @@ class Resolved:
 
 def resolve_auto(config: Config, plan: BatchPlan, longest_caption: int, status: Status) -> Resolved:
     """Decide everything that is "auto"."""
-    tuning, origin, caption_tokens = None, "", longest_caption
+    found = None
+    caption_tokens = longest_caption
     if not is_partly_frozen(config):
         refuse_what_cannot_fit(config, longest_caption)
         batch = plan.batch(1)
         caption_tokens = batch.tokens_BL.shape[1]
-        tuning, origin = find_tuning(config, batch, status)
-    if tuning is None:
+        found = find_tuning(config, batch, status)
+    if found is None:
         resolved = resolve_untimed(config, caption_tokens, longest_caption)
     else:
-        resolved = apply_tuning(config, tuning, origin, longest_caption)
+        resolved = apply_tuning(config, found, longest_caption)
     loader_threads, reason = choose_loader_threads(
         config.train.loader_threads, plan, resolved.step_seconds
     )
@@ -82,31 +91,34 @@ def resolve_auto(config: Config, plan: BatchPlan, longest_caption: int, status: 
     return replace(resolved, config=config, reasons=reasons)
 
 
-def find_tuning(config: Config, batch: Batch, status: Status) -> tuple[Tuning | None, str]:
-    """Recall a tuning or make one, if the run is worth it. Returns its origin for the reasons."""
-    if all(getattr(config.train, setting) != AUTO for setting in TUNED_SETTINGS):
-        return None, ""
+def find_tuning(config: Config, batch: Batch, status: Status) -> FoundTuning | None:
+    """Return a remembered tuning, or a new one if the run is long enough to pay for it."""
+    requested = [getattr(config.train, name) for name in TUNED_SETTINGS]
+    if AUTO not in requested:
+        return None
     seconds = seconds_to_spend(config, batch)
     tuning = recall(config, batch, seconds)
     if tuning is not None:
-        return tuning, "; tuned before"
-    if seconds:
-        # Trying settings needs more memory than training, so training may still work.
-        with suppress(NothingWorks):
-            tuning = Tuner(config, batch, seconds, status, briefly=True).run()
-            if tuning.is_worth_remembering:
-                remember(config, batch, tuning, seconds)
-            return tuning, "".join(f"; {warning}" for warning in tuning.warnings)
-    return None, ""
+        return FoundTuning(tuning, "; tuned before")
+    if not seconds:
+        return None
+    try:
+        tuning = Tuner(config, batch, seconds, status, briefly=True).run()
+    except NothingWorks:
+        return None  # tuning needs more memory than training, which may still work
+    if tuning.is_worth_remembering:
+        remember(config, batch, tuning, seconds)
+    return FoundTuning(tuning, "".join(f"; {warning}" for warning in tuning.warnings))
 
 
-def apply_tuning(config: Config, tuning: Tuning, origin: str, longest_caption: int) -> Resolved:
+def apply_tuning(config: Config, found: FoundTuning, longest_caption: int) -> Resolved:
     """Return the configuration that a tuning chose."""
-    setting, batch_size = tuning.setting, config.train.batch_size
+    tuning, batch_size = found.tuning, config.train.batch_size
+    setting = tuning.setting
     device = device_of(setting.device)
     prepare_device(device, setting.threads)
     train = replace(setting.apply_to(config.train), micro_batch=config.train.micro_batch)
-    reasons = {f"train.{name}": f"{text}{origin}" for name, text in tuning.reasons.items()}
+    reasons = {f"train.{name}": f"{text}{found.origin}" for name, text in tuning.reasons.items()}
     # Predict again: less memory may be free by now, and other batches have longer captions.
     micro_batch, reason = find_micro_batch(config.model, train, longest_caption, device)
     if (micro_batch or batch_size) <= (setting.micro_batch or batch_size):
@@ -137,10 +149,12 @@ def choose_threads(train: TrainConfig) -> tuple[int, str]:
 
 def refuse_what_cannot_fit(config: Config, longest_caption: int) -> None:
     """Raise ConfigError if not even one pair fits on any device, before memory is taken."""
-    devices = candidates(config.train)
-    arguments = (config.model, config.train, longest_caption)
-    if all(largest_micro_batch(*arguments, device) is None for device in devices):
-        check_memory(*arguments, devices[0])
+    model, train = config.model, config.train
+    devices = candidates(train)
+    for device in devices:
+        if largest_micro_batch(model, train, longest_caption, device) is not None:
+            return
+    check_memory(model, train, longest_caption, devices[0])
 
 
 def resolve_untimed(config: Config, caption_tokens: int, longest_caption: int) -> Resolved:
@@ -176,10 +190,11 @@ def resolve_untimed(config: Config, caption_tokens: int, longest_caption: int) -
 
 
 def time_batches(plan: BatchPlan, threads: int) -> float:
-    """Return seconds a batch by so many threads, when nothing else is done."""
+    """Return the seconds that so many loader threads take for a batch, on an idle machine."""
     start = time.perf_counter()
-    count = sum(1 for _ in prefetch(plan, 1, TIMED_BATCHES, threads=threads))
-    return (time.perf_counter() - start) / count
+    for _ in prefetch(plan, 1, TIMED_BATCHES, threads=threads):
+        pass
+    return (time.perf_counter() - start) / TIMED_BATCHES
 
 
 def choose_loader_threads(
@@ -188,24 +203,25 @@ def choose_loader_threads(
     step_seconds: float | None,
     time_batches: Callable[[BatchPlan, int], float] = time_batches,
 ) -> tuple[int, str]:
-    """Return the number of loader threads, and why.
+    """Return the fewest loader threads that keep up with the steps, and why.
 
-    Without the time of a step there is nothing to keep up with, and one is plenty. `time_batches`
-    returns seconds a batch by so many threads.
+    Without the time of a step there is nothing to compare with, and one is taken. `time_batches`
+    returns the seconds a batch for a number of threads.
     """
     if requested != AUTO:
         return int(requested), "asked for"
     if step_seconds is None:
         return 1, "one prepares the next batch while a step runs"
-    plan.batch(1)  # the first draws the order of the epoch
+    plan.batch(1)  # draws the order of the epoch, which must not be timed
     limit = MAX_LOADER_SHARE * step_seconds
     threads = 1
     seconds = {threads: time_batches(plan, threads)}
     while seconds[threads] > limit and 2 * threads <= logical_cores():
         threads *= 2
         seconds[threads] = time_batches(plan, threads)
-    if seconds[threads] > limit:  # none keeps up
-        threads = min(seconds, key=lambda threads: round(seconds[threads], 4))
+    if seconds[threads] > limit:
+        # None keeps up. Of those equally fast within 0.1 ms, `min` takes the fewest.
+        threads = min(seconds, key=lambda count: round(seconds[count], 4))
     return threads, (
         f"a batch is ready every {seconds[threads] * 1e3:.1f} ms; "
         f"a step takes {step_seconds * 1e3:.1f} ms"
@@ -245,13 +261,14 @@ def recall(config: Config, batch: Batch, budget_seconds: float = 0.0) -> Tuning 
     """
     answer = MEMORY.recall(_question(config, batch))
     try:
-        tuning = Tuning(**{**answer["tuning"], "setting": Setting(**answer["tuning"]["setting"])})
-        check_kernels(tuning.setting.apply_to(config.train), device_of(tuning.setting.device))
+        setting = Setting(**answer["tuning"]["setting"])
+        tuning = replace(Tuning(**answer["tuning"]), setting=setting)
+        check_kernels(setting.apply_to(config.train), device_of(setting.device))
         step_seconds = tuning.step_seconds
         steps, tuned_steps = planned_steps(config.train, step_seconds), answer["steps"]
         if answer["budget_seconds"] < budget_seconds / 2:
             return None
-        if "compiled" in tuning.setting.compile and steps < tuned_steps:
+        if "compiled" in setting.compile and steps < tuned_steps:
             return None  # compiling paid for a longer run
         if is_long(steps, step_seconds) and not is_long(tuned_steps, step_seconds):
             return None  # compiling was not tried for a shorter run
