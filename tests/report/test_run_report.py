@@ -275,7 +275,7 @@ def ranked(hosts: list[str]) -> Callable[[Events], Events]:
         ranks = {
             "type": "ranks",
             "hosts": hosts,
-            "shards": [6, 2],
+            "rows": [6, 2],
             "waited": [0.4, 0.03],
             "writer": 0,
         }

@@ -489,7 +489,7 @@ def ranks(*waited: float) -> dict[str, Any]:
         "type": "ranks",
         "step": 100,
         "hosts": ["desktop", "laptop"],
-        "shards": [4, 4],
+        "rows": [4, 4],
         "waited": list(waited),
     }
 

@@ -241,7 +241,7 @@ def test_the_loss_of_guessing_is_what_the_run_recorded() -> None:
 def together(time: float = 0.0, **worth: Any) -> dict[str, Any]:
     about = {
         "hosts": ["desktop", "laptop"],
-        "shards": [6, 2],
+        "rows": [6, 2],
         "predicted_step_seconds": 0.8,
         "alone_step_seconds": 3.0,
     }
@@ -258,7 +258,7 @@ def ranks(number: int, time: float, waited: list[float], **fields: Any) -> dict[
     count = len(waited)
     about = {
         "hosts": ["desktop", "laptop", "tower", "box"][:count],
-        "shards": [6, 2, 4, 4][:count],
+        "rows": [6, 2, 4, 4][:count],
         "writer": 1,
     }
     sent = {"bytes_per_second": [2e7] * count}
@@ -342,11 +342,11 @@ def test_a_run_that_goes_on_alone_has_no_machines_any_more() -> None:
         {"hosts": [None, {}, 3]},
         {"hosts": ["", "\x1b[2J"]},
         {"hosts": ["a"] * 100_000},
-        {"shards": None, "waited": None, "bytes_per_second": None, "writer": None},
-        {"shards": [1], "waited": [0.5], "bytes_per_second": []},
-        {"shards": [0, 0], "waited": [-1, math.nan], "bytes_per_second": [math.inf, "x"]},
+        {"rows": None, "waited": None, "bytes_per_second": None, "writer": None},
+        {"rows": [1], "waited": [0.5], "bytes_per_second": []},
+        {"rows": [0, 0], "waited": [-1, math.nan], "bytes_per_second": [math.inf, "x"]},
         {
-            "shards": [10**400, 1e308],
+            "rows": [10**400, 1e308],
             "waited": [True, 1e308],
             "bytes_per_second": [1e308, 1e308],
             "writer": "x",

@@ -82,7 +82,7 @@ def memory(number: int) -> dict[str, Any]:
 def together(**fields: Any) -> dict[str, Any]:
     worth = {
         "hosts": ["desktop", "laptop"],
-        "shards": [6, 2],
+        "rows": [6, 2],
         "predicted_step_seconds": 0.8,
         "alone_step_seconds": 1.5,
     }
@@ -100,7 +100,7 @@ def together(**fields: Any) -> dict[str, Any]:
 def ranks(number: int, **fields: Any) -> dict[str, Any]:
     """The desktop waits for the laptop."""
     return {"v": 1, "type": "ranks", "time": BEGAN + number + 0.3, "step": number, "hosts": ["desktop", "laptop"],
-            "shards": [6, 2], "waited": [0.42, 0.03], "bytes_per_second": [2e7, 1e7], "writer": 0,
+            "rows": [6, 2], "waited": [0.42, 0.03], "bytes_per_second": [2e7, 1e7], "writer": 0,
             **fields}  # fmt: skip
 
 

@@ -89,7 +89,7 @@ class Rank:
     name: str
     """The computer's, with the rank's number where several ranks are on one."""
     share: float | None
-    """Of the shards of every batch."""
+    """Of the rows of every batch."""
     waited: float | None
     """Share of its time that it waits for others, or for what they send."""
     bytes_per_second: float | None
@@ -309,10 +309,10 @@ class Summary:
         if not isinstance(hosts, list) or len(hosts) < 2:
             return None
         recent = [event for event in self.ranks[-RANK_STRETCH:] if event.get("hosts") == hosts]
-        shards = [_of_rank(latest, "shards", rank) for rank in range(len(hosts))]
-        dealt = sum(found for found in shards if found is not None)
+        rows = [_of_rank(latest, "rows", rank) for rank in range(len(hosts))]
+        dealt = sum(found for found in rows if found is not None)
         ranks, names = [], _rank_names(hosts)
-        for rank, own in enumerate(shards[:MOST_RANKS]):
+        for rank, own in enumerate(rows[:MOST_RANKS]):
             waited = median(_of_rank(event, "waited", rank) for event in recent)
             ranks.append(
                 Rank(

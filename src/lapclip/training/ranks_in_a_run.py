@@ -165,7 +165,7 @@ def receive_files(ranks: Ranks, folders: Mapping[str, Path]) -> None:
         def write(partial: Path, size: int = size) -> None:
             with partial.open("wb") as file:
                 for _ in range(-(-size // CHUNK_BYTES)):
-                    file.write(ranks.broadcast_array(None))
+                    file.write(ranks.broadcast_array(None).tobytes())
 
         path = folders[kind] / relative
         path.parent.mkdir(parents=True, exist_ok=True)
