@@ -264,24 +264,16 @@ def ranked(hosts: list[str]) -> Callable[[Events], Events]:
 
     def change(events: Events) -> Events:
         told = [event["step"] for event in events if event["type"] == "step"]
-        worth = {"hosts": hosts, "predicted_step_seconds": 0.8, "alone_step_seconds": 1.5}
-        together = {
-            "type": "together",
-            "time": events[0]["time"],
-            "step": 0,
-            "worth": worth,
-            "text": "worth it",
-        }
         ranks = {
             "type": "ranks",
             "hosts": hosts,
-            "rows": [6, 2],
+            "rows": [96, 32],
             "waited": [0.4, 0.03],
             "writer": 0,
+            "advice": "laptop is slowest",
+            "time": events[-1]["time"],
         }
-        sent = {"bytes_per_second": [2e7, 1e7], "time": events[-1]["time"]}
-        steps = [*events[:-1], *({**ranks, **sent, "step": at} for at in told), events[-1]]
-        return [steps[0], together, *steps[1:]]
+        return [*events[:-1], *({**ranks, "step": at} for at in told), events[-1]]
 
     return change
 
@@ -290,10 +282,10 @@ def test_machines_that_trained_together_have_a_section(run_with: Make) -> None:
     folder = run_with(ranked(["desktop", HOSTILE]))
     page = page_of()
     assert "desktop waits for </script>" in page.text
-    assert "800 ms predicted" in page.text
+    assert "laptop is slowest." in page.text
     assert page.count("img") == 0
     text = (folder / "report.md").read_text(encoding="utf-8")
-    assert "| desktop (has the run) | 75% | 40% | 20 |" in text
+    assert "| desktop (has the run) | 96 | 75% | 40% |" in text
 
 
 def test_a_fallback_is_a_marked_line_and_a_sentence(run_with: Make) -> None:

@@ -24,7 +24,7 @@ from lapclip.runs.view import RunView
 from lapclip.watch.web.snapshot import snapshot
 
 from ..conftest import examples
-from ..watch.made import ended, evaluation, memory, ranks, sensors, started, step, together
+from ..watch.made import ended, evaluation, memory, ranks, sensors, started, step
 
 ODD = [
     -1,
@@ -52,7 +52,7 @@ def whole_run() -> list[dict[str, Any]]:
     captions |= {"val": {"captions": 60, "distinct": 30, "told_apart": 0.5}}
     events = [started(60, config={"model": {"name": "tiny"}, "train": train}, steps_per_epoch=10, tuned_seconds=0.1,
                       pairs={"train": 400, "val": 50, "test": 50}, captions=captions, chance_loss=2.8,
-                      memory_limit_bytes=8_000_000_000), together()]  # fmt: skip
+                      memory_limit_bytes=8_000_000_000)]  # fmt: skip
     for number in range(1, 61):
         events.append(step(number, logit_scale=4.6, teacher_loss=0.5))
         if number % 10 == 0:

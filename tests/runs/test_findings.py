@@ -489,7 +489,7 @@ def ranks(*waited: float) -> dict[str, Any]:
         "type": "ranks",
         "step": 100,
         "hosts": ["desktop", "laptop"],
-        "rows": [4, 4],
+        "rows": [64, 64],
         "waited": list(waited),
     }
 
@@ -575,13 +575,7 @@ def test_the_gravest_come_first(runs) -> None:
 
 @pytest.mark.parametrize("name", ["healthy", "wild", "forgetful", "duplicates"])
 def test_fields_that_are_missing_or_odd_never_raise(runs, name: str) -> None:
-    together = {
-        "type": "together",
-        "step": 0,
-        "worth": {"hosts": ["desktop", "laptop"]},
-        "text": "worth it",
-    }
-    events = [*read_events(runs(name).events), together, *[ranks(0.9, 0.1)] * 3]
+    events = [*read_events(runs(name).events), *[ranks(0.9, 0.1)] * 3]
     fields = {field for event in events for field in event} - {"type"}
     fields |= {f"evaluation.{field}" for event in events for field in event.get("evaluation") or ()}
     for field in sorted(fields):

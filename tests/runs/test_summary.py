@@ -238,39 +238,15 @@ def test_the_loss_of_guessing_is_what_the_run_recorded() -> None:
     assert summarise([{"type": "started", "time": 0.0}]).chance_loss is None
 
 
-def together(time: float = 0.0, **worth: Any) -> dict[str, Any]:
-    about = {
-        "hosts": ["desktop", "laptop"],
-        "rows": [6, 2],
-        "predicted_step_seconds": 0.8,
-        "alone_step_seconds": 3.0,
-    }
-    return {
-        "type": "together",
-        "time": time,
-        "step": 0,
-        "worth": {**about, **worth},
-        "text": "worth it",
-    }
-
-
 def ranks(number: int, time: float, waited: list[float], **fields: Any) -> dict[str, Any]:
     count = len(waited)
     about = {
         "hosts": ["desktop", "laptop", "tower", "box"][:count],
         "rows": [6, 2, 4, 4][:count],
         "writer": 1,
+        "advice": "laptop is slowest",
     }
-    sent = {"bytes_per_second": [2e7] * count}
-    return {
-        "type": "ranks",
-        "step": number,
-        "time": time,
-        "waited": waited,
-        **about,
-        **sent,
-        **fields,
-    }
+    return {"type": "ranks", "step": number, "time": time, "waited": waited, **about, **fields}
 
 
 def machines_of(*events: dict[str, Any]) -> Machines:
@@ -279,25 +255,22 @@ def machines_of(*events: dict[str, Any]) -> Machines:
     return found
 
 
-def test_ranks_are_told_with_their_share_their_waiting_and_what_was_predicted() -> None:
-    early = machines_of(together())
+def test_ranks_have_rows_waiting_and_advice() -> None:
+    early = machines_of({**ranks(1, 1.0, [0.0, 0.0]), "waited": None})
     assert [(rank.name, rank.share, rank.waited) for rank in early.ranks] == [
         ("desktop", 0.75, None),
         ("laptop", 0.25, None),
     ]
     assert early.waiting == ""
-    assert "800 ms predicted" in early.speed
-    told = [
+    reports = [
         ranks(number, number, [waited, 0.03]) for number, waited in ((1, 0.0), (2, 0.5), (3, 0.4))
     ]
-    late = machines_of(together(), *(step(number, number) for number in range(1, 5)), *told)
+    late = machines_of(*(step(number, number) for number in range(1, 5)), *reports)
     assert late.ranks == [
-        Rank("desktop", 0.75, 0.4, 2e7, False),
-        Rank("laptop", 0.25, 0.03, 2e7, True),
+        Rank("desktop", 6, 0.75, 0.4, False),
+        Rank("laptop", 2, 0.25, 0.03, True),
     ]
-    assert (late.predicted_step_seconds, late.step_seconds, late.speed_up) == (0.8, 1.0, 3.0)
-    assert "3.00x" in late.speed
-    assert late.prediction == "worth it"
+    assert (late.step_seconds, late.advice) == (1.0, "laptop is slowest")
 
 
 @pytest.mark.parametrize(
@@ -319,14 +292,13 @@ def test_ranks_of_one_computer_are_told_apart_by_number() -> None:
 
 
 def test_a_run_that_goes_on_alone_has_no_machines_any_more() -> None:
-    events = [started(), together(), step(1, 1), ranks(1, 1, [0.4, 0.1])]
+    events = [started(), step(1, 1), ranks(1, 1, [0.4, 0.1])]
     assert summarise(events).machines() is not None
     assert summarise([*events, resumed(1, 10), step(2, 11)]).machines() is None
     assert summarise([started(), step(1, 1)]).machines() is None
     # With others again, what was measured of the first ones does not count.
-    again = summarise(
-        [*events, step(2, 2), resumed(2, 10), together(10, hosts=["laptop", "box"]), step(3, 11)]
-    )
+    others = ranks(3, 11, [0.4, 0.1], hosts=["laptop", "box"])
+    again = summarise([*events, step(2, 2), resumed(2, 10), step(3, 11), others])
     found = again.machines()
     assert found is not None
     assert [rank.name for rank in found.ranks] == ["laptop", "box"]
@@ -342,41 +314,23 @@ def test_a_run_that_goes_on_alone_has_no_machines_any_more() -> None:
         {"hosts": [None, {}, 3]},
         {"hosts": ["", "\x1b[2J"]},
         {"hosts": ["a"] * 100_000},
-        {"rows": None, "waited": None, "bytes_per_second": None, "writer": None},
-        {"rows": [1], "waited": [0.5], "bytes_per_second": []},
-        {"rows": [0, 0], "waited": [-1, math.nan], "bytes_per_second": [math.inf, "x"]},
-        {
-            "rows": [10**400, 1e308],
-            "waited": [True, 1e308],
-            "bytes_per_second": [1e308, 1e308],
-            "writer": "x",
-        },
+        {"rows": None, "waited": None, "writer": None, "advice": None},
+        {"rows": [1], "waited": [0.5], "advice": {}},
+        {"rows": [0, 0], "waited": [-1, math.nan]},
+        {"rows": [math.inf, "x"], "waited": [math.inf, "x"], "advice": ["x"]},
+        {"rows": [10**400, 1e308], "waited": [True, 1e308], "writer": "x"},
         {"step": None},
     ],
 )
 def test_odd_accounts_of_ranks_leave_gaps(fields: dict[str, Any]) -> None:
     odd = [ranks(1, 1.0, [0.1, 0.2]) | fields, ranks(2, 2.0, [0.1, 0.2]) | fields]
-    found = summarise([started(), {"type": "together", "worth": [3], "text": {}}, *odd])
-    told = found.machines()
+    told = summarise([started(), *odd]).machines()
     assert told is None or 2 <= len(told.ranks) <= MOST_RANKS
     for rank in told.ranks if told else ():
         assert rank.name.isprintable()
         assert rank.waited is None or 0 <= rank.waited <= 1
         assert rank.share is None or 0 <= rank.share <= 1
     json.dumps(told.to_dict() if told else None, allow_nan=False)
-
-
-@pytest.mark.parametrize(
-    "worth",
-    [
-        {"predicted_step_seconds": "x"},
-        {"predicted_step_seconds": -1.0},
-        {"alone_step_seconds": 1e308},
-    ],
-)
-def test_odd_predictions_leave_gaps(worth: dict[str, Any]) -> None:
-    found = machines_of(together(**worth), step(1, 1.0), step(2, 1.0 + 1e-9))
-    json.dumps(found.to_dict(), allow_nan=False)
 
 
 def test_the_speed_after_a_resume_is_that_of_the_process_at_work() -> None:

@@ -107,7 +107,7 @@ def test_machines_are_there_where_several_train() -> None:
         "step": 4,
         "time": 4.0,
         "hosts": ["a", "b"],
-        "rows": [3, 1],
+        "rows": [96, 32],
         "waited": [0.1, 0.5],
     }
     alone, both = (

@@ -79,28 +79,10 @@ def memory(number: int) -> dict[str, Any]:
             "peak_bytes": 700_000_000}  # fmt: skip
 
 
-def together(**fields: Any) -> dict[str, Any]:
-    worth = {
-        "hosts": ["desktop", "laptop"],
-        "rows": [6, 2],
-        "predicted_step_seconds": 0.8,
-        "alone_step_seconds": 1.5,
-    }
-    return {
-        "v": 1,
-        "type": "together",
-        "time": BEGAN + 0.1,
-        "step": 0,
-        "worth": worth,
-        "text": "worth it",
-        **fields,
-    }
-
-
 def ranks(number: int, **fields: Any) -> dict[str, Any]:
     """The desktop waits for the laptop."""
     return {"v": 1, "type": "ranks", "time": BEGAN + number + 0.3, "step": number, "hosts": ["desktop", "laptop"],
-            "rows": [6, 2], "waited": [0.42, 0.03], "bytes_per_second": [2e7, 1e7], "writer": 0,
+            "rows": [96, 32], "waited": [0.42, 0.03], "writer": 0, "advice": "laptop is slowest",
             **fields}  # fmt: skip
 
 

@@ -28,7 +28,6 @@ from .made import (
     server,
     started,
     step,
-    together,
 )
 
 pytestmark = needs_browser
@@ -130,26 +129,24 @@ def test_runs_are_compared_on_one_axis(here: Path, look: Open) -> None:
 
 def test_machines_that_train_together_are_shown_with_their_waiting(here: Path, look: Open) -> None:
     make_run("alone", [*learning_run(20), ended(20)])
-    run = make_run(
-        "both", [started(30), together(text=HOSTILE), *(step(number) for number in range(1, 21))]
-    )
+    run = make_run("both", [started(30), *(step(number) for number in range(1, 21))])
     with run.lock(), server() as served:
         tab = look(served, runs=("both",))
-        tab.wait_text("#together", "800 ms predicted")
+        tab.wait_text("#title", "both")
         append(
             run,
             [
-                ranks(20, hosts=["desktop", HOSTILE]),
+                ranks(20, hosts=["desktop", HOSTILE], advice=HOSTILE),
                 step(21, seconds={"forward": 0.2, "exchange": 0.2}),
             ],
         )
         tab.until_awake(
-            "document.getElementById('together').innerText.includes('desktop waits for')"
+            "document.getElementById('together')?.innerText.includes('desktop waits for')"
         )
         rows = tab.page.locator("#together tbody tr").all_inner_texts()
         assert [row.split("\t")[1:] for row in rows] == [
-            ["75 %", "42 %", "20"],
-            ["25 %", "3 %", "10"],
+            ["96", "75 %", "42 %"],
+            ["32", "25 %", "3 %"],
         ]
         assert "onerror" in rows[1]
         assert tab.page.locator("#together img").count() == 0

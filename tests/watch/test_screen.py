@@ -278,7 +278,6 @@ def test_no_state_and_no_gap_in_the_events_breaks_the_image(tmp_path: Path) -> N
         {"type": "sensors"},
         {"type": "memory", "step": 1},
         {"type": "fell_back", "step": 1},
-        {"type": "together"},
         {"type": "ranks", "step": 1},
         {"type": "ranks", "step": 1, "hosts": ["a" * 99, None], "rows": [1], "waited": "x"},
         {"type": "unheard_of"},

@@ -37,7 +37,6 @@ from .made import (
     start_server,
     started,
     step,
-    together,
 )
 
 
@@ -120,13 +119,13 @@ def test_figures_hold_what_the_charts_need(served: Served) -> None:
 
 def test_machines_are_told_where_several_train(served: Served) -> None:
     make_run("alone", [*learning_run(20), ended(20)])
-    make_run("both", [started(20), together(), step(1), step(2), ranks(2), ended(2)])
+    make_run("both", [started(20), step(1), step(2), ranks(2), ended(2)])
     assert served.json("/runs/alone")["machines"] is None
     told = served.json("/runs/both")["machines"]
     assert [rank["name"] for rank in told["ranks"]] == ["desktop", "laptop"]
     assert "desktop waits for laptop" in told["waiting"]
     assert told["step_seconds"] == pytest.approx(1.0)
-    assert "800 ms predicted" in told["speed"]
+    assert told["advice"] == "laptop is slowest"
 
 
 def test_long_run_is_thinned_for_the_charts(served: Served) -> None:

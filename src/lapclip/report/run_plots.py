@@ -20,7 +20,16 @@ from lapclip.report.plots import (
 from lapclip.runs.curves import Curve, curve, smoothed
 from lapclip.runs.events import mapping
 from lapclip.runs.view import RunView
-from lapclip.text import duration, metric_title, number, part_name, percent, significant, size
+from lapclip.text import (
+    count,
+    duration,
+    metric_title,
+    number,
+    part_name,
+    percent,
+    significant,
+    size,
+)
 
 COLUMNS = 120
 """Columns of a heat map."""
@@ -222,24 +231,24 @@ def machine_sections(view: RunView) -> list[Section]:
 
 
 def _machines(view: RunView) -> list[Block]:
-    """Who does how much, who waits for whom, and how fast that was predicted to be; nothing of one machine alone."""
+    """Return who takes how many rows, and who waits for whom. Nothing for one machine alone."""
     found = view.machines
     if found is None:
         return []
     rows: list[list[Any]] = [
         [
             f"{rank.name}{' (has the run)' * rank.writer}",
+            count(rank.rows),
             percent(rank.share, 0),
             percent(rank.waited, 0),
-            significant(None if rank.bytes_per_second is None else rank.bytes_per_second / 1e6),
         ]
         for rank in found.ranks
     ]
     if found.count > len(rows):
         rows.append([f"and {found.count - len(rows):,} more", "", "", ""])
-    before = f"Before it began: {found.prediction}." if found.prediction else ""
-    sentences = [text for text in (found.waiting, found.speed, before) if text]
-    columns = ["machine", "share of a batch", "of its time it waits for others", "MB/s sent"]
+    advice = f"{found.advice}." if found.advice else ""
+    sentences = [text for text in (found.waiting, advice) if text]
+    columns = ["machine", "rows of a batch", "share", "of its time it waits for others"]
     return [Table(columns, rows), Sentences(sentences)]
 
 

@@ -66,8 +66,6 @@ def _message(event: dict[str, Any], with_step: bool) -> str:
             damaged = f"; skipped a damaged checkpoint: {named}" if named else ""
             steps = number(event.get("steps")) if after else None
             return f"resumed{after}{f' of {steps:,.0f}' if steps else ''}{damaged}"
-        case "together":
-            return str(event.get("text") or "")
         case "fell_back":
             return str(
                 event.get("text") or f"fell back{after}: {event.get('cause') or 'unknown cause'}"

@@ -15,7 +15,7 @@ from typing import Any
 
 from lapclip.runs.curves import Curve, curve, median, windows
 from lapclip.runs.events import mapping
-from lapclip.text import milliseconds, number, one_line
+from lapclip.text import number, one_line
 
 ENDINGS = ("finished", "stopped", "failed")
 RECENT = 50
@@ -26,7 +26,7 @@ INCIDENTS = ("started", "resumed", "fell_back", "paused", "went_on", "stopped", 
 LEAST_PAUSE, PAUSE = 60.0, 10
 """Seconds without an event, and times the longest of the last gaps, from which on they count as a pause."""
 LONGEST_NAME, LONGEST_TEXT = 60, 400
-"""Letters of a computer's name, and of a prediction."""
+"""Letters of a computer's name, and of an advice."""
 MOST_RANKS = 64
 """Ranks that are told of each by itself; of more, the first."""
 RANK_STRETCH = 12
@@ -88,41 +88,27 @@ class Rank:
 
     name: str
     """The computer's, with the rank's number where several ranks are on one."""
+    rows: int | None
+    """Rows of a batch that it takes."""
     share: float | None
-    """Of the rows of every batch."""
+    """The same as a share of the batch."""
     waited: float | None
     """Share of its time that it waits for others, or for what they send."""
-    bytes_per_second: float | None
-    """What it sends."""
     writer: bool
     """Whether it has the run's folder."""
 
 
-FAR_OFF = 2.0
-"""Steps that are this many times as fast as was predicted show that other programs were at work before."""
-
-
 @dataclass(frozen=True)
 class Machines:
-    """How the ranks of a run share its work, and how fast they are beside what was predicted before it began."""
+    """How the ranks of a run share its work, and how fast they are."""
 
     count: int
     ranks: list[Rank]
     """All, or the first of very many."""
-    predicted_step_seconds: float | None
-    alone_step_seconds: float | None
-    """What the writer's computer alone was predicted to take."""
     step_seconds: float | None
     """What the latest steps took."""
-    prediction: str
-    """What was said before the run began."""
-
-    @property
-    def speed_up(self) -> float | None:
-        """How many times as fast as one computer alone."""
-        if not self.alone_step_seconds or not self.step_seconds:
-            return None
-        return number(self.alone_step_seconds / self.step_seconds)
+    advice: str
+    """Which host is slowest, and which division of the rows would be faster."""
 
     @property
     def timed(self) -> list[Rank]:
@@ -152,31 +138,9 @@ class Machines:
         waits = f"{', '.join(first)} and {last} wait" if first else f"{last} waits"
         return f"{waits} for {self.timed[0].name}, which waits least itself."
 
-    @property
-    def speed(self) -> str:
-        """Predicted against measured seconds of a step, in a sentence; nothing before there are any."""
-        measured, predicted, alone = (
-            milliseconds(seconds * 1000) if seconds else ""
-            for seconds in (self.step_seconds, self.predicted_step_seconds, self.alone_step_seconds)
-        )
-        parts = [
-            f"{measured} a step" if measured else "",
-            f"{predicted} predicted" if predicted else "",
-            f"{alone} on one computer alone" if alone else "",
-        ]
-        times = f": {self.speed_up:.2f}x" if self.speed_up else ""
-        if self.step_seconds and (self.predicted_step_seconds or 0.0) > FAR_OFF * self.step_seconds:
-            times = "; what was timed before the run was disturbed, so nothing follows from it"
-        return f"{', '.join(filter(None, parts))}{times}." if measured or predicted else ""
-
     def to_dict(self) -> dict[str, Any]:
-        """For scripts and the page: the fields, and the sentences."""
-        return {
-            **asdict(self),
-            "speed_up": self.speed_up,
-            "waiting": self.waiting,
-            "speed": self.speed,
-        }
+        """Return the fields and the sentence, for scripts and the page."""
+        return {**asdict(self), "waiting": self.waiting}
 
 
 @dataclass(frozen=True)
@@ -196,10 +160,8 @@ class Summary:
     resumes: list[dict[str, Any]] = field(default_factory=list)
     probes: list[dict[str, Any]] = field(default_factory=list)
     """What the model answered to a few fixed captions, at each evaluation."""
-    together: dict[str, Any] = field(default_factory=dict)
-    """What the ranks of the latest process that worked were predicted to make of the run; empty for one alone."""
     ranks: list[dict[str, Any]] = field(default_factory=list)
-    """How these have fared since."""
+    """How the ranks of the latest process that worked have fared. Empty for one alone."""
     incidents: list[dict[str, Any]] = field(default_factory=list)
     """Starts, resumes, fallbacks, pauses and ends, in their order."""
     elapsed: float = 0.0
@@ -303,37 +265,32 @@ class Summary:
 
     def machines(self) -> Machines | None:
         """How several ranks share the work, told from their latest events; None of a run that one trains alone."""
-        worth = mapping(self.together.get("worth"))
-        latest = self.ranks[-1] if self.ranks else worth
+        latest = self.ranks[-1] if self.ranks else {}
         hosts = latest.get("hosts")
         if not isinstance(hosts, list) or len(hosts) < 2:
             return None
         recent = [event for event in self.ranks[-RANK_STRETCH:] if event.get("hosts") == hosts]
         rows = [_of_rank(latest, "rows", rank) for rank in range(len(hosts))]
-        dealt = sum(found for found in rows if found is not None)
+        total = sum(known for known in rows if known is not None)
         ranks, names = [], _rank_names(hosts)
         for rank, own in enumerate(rows[:MOST_RANKS]):
             waited = median(_of_rank(event, "waited", rank) for event in recent)
             ranks.append(
                 Rank(
                     name=names[rank],
-                    share=own / dealt if own is not None and dealt else None,
+                    rows=None if own is None else round(own),
+                    share=own / total if own is not None and total else None,
                     waited=None if waited is None else min(1.0, waited),
-                    bytes_per_second=number(
-                        median(_of_rank(event, "bytes_per_second", rank) for event in recent)
-                    ),
                     writer=number(latest.get("writer")) == rank,
                 )
             )
-        process = (self.ranks or [self.together])[-1]["process"]
+        process = latest["process"]
         latest_steps = [event for event in self.steps[-RECENT:] if event["process"] == process]
         return Machines(
             count=len(hosts),
             ranks=ranks,
-            predicted_step_seconds=_positive(worth.get("predicted_step_seconds")),
-            alone_step_seconds=_positive(worth.get("alone_step_seconds")),
             step_seconds=_positive(median(event["gap"] for event in latest_steps)),
-            prediction=one_line(self.together.get("text") or "")[:LONGEST_TEXT],
+            advice=one_line(latest.get("advice") or "")[:LONGEST_TEXT],
         )
 
     def parts(self) -> list[str]:
@@ -394,7 +351,6 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
     }
     lists: dict[str, list[dict[str, Any]]] = {"fell_back": [], "resumed": [], "sensors": []}
     incidents: list[dict[str, Any]] = []
-    together: dict[str, Any] = {}
     ranks: list[dict[str, Any]] = []
     progress = RunProgress()
     elapsed, before = 0.0, None
@@ -406,7 +362,7 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
         kind, time, step = event["type"], number(event.get("time")), number(event.get("step"))
         if kind in ("started", "resumed"):
             before, step_before = None, None  # what lies between two processes is a pause, not work
-            together, ranks = {}, []  # others may train it now, or one alone
+            ranks = []  # others may train it now, or one alone
         if time is not None:
             passed = (
                 max(0.0, time - before) if before is not None else 0.0
@@ -420,9 +376,7 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
         known = {**event, "elapsed": elapsed, "process": progress.process}
         if kind in INCIDENTS:
             incidents.append(known)
-        if kind == "together":
-            together = known
-        elif kind == "ranks" and step is not None:
+        if kind == "ranks" and step is not None:
             ranks.append(known)
         if kind in lists:
             if kind == "sensors":
@@ -457,7 +411,6 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
         fallbacks=lists["fell_back"],
         resumes=lists["resumed"],
         probes=ordered["looked"],
-        together=together,
         ranks=ranks,
         incidents=incidents,
         elapsed=elapsed,

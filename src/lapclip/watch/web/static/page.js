@@ -110,7 +110,7 @@ function hear(name, { kind, event }) {
   }
   if (kind === "restart") Object.assign(run, { tag: null, latest: null });
   // What is rare changes more than the latest numbers: look again soon.
-  if (kind !== "event" || ["together", "evaluation", "looked", "paused", "went_on", "finished", "stopped", "failed", "resumed", "started", "fell_back"].includes(event.type)) {
+  if (kind !== "event" || ["evaluation", "looked", "paused", "went_on", "finished", "stopped", "failed", "resumed", "started", "fell_back"].includes(event.type)) {
     run.stale = true;
     setTimeout(() => wakeUp(), 400);
   }

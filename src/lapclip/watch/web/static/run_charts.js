@@ -160,17 +160,15 @@ function together(parent, run) {
   byId(id)?.remove();
   say("machine-title", run.machines ? "The machines at work" : "The machine at work");
   if (!run.machines) return;
-  const { ranks, waiting, speed, prediction } = run.machines;
+  const { ranks, waiting, advice } = run.machines;
   const more = run.machines.count - ranks.length;
-  const rows = ranks.map((rank) => [rank.name, percent(rank.share, 0), percent(rank.waited, 0),
-    significant(rank.bytes_per_second === null ? null : rank.bytes_per_second / 1e6)]);
+  const rows = ranks.map((rank) => [rank.name, count(rank.rows), percent(rank.share, 0), percent(rank.waited, 0)]);
   parent.prepend(make("figure", { class: "card", id }, make("h3", {}, "Machines"),
-    make("figcaption", { class: "muted small" }, "The share of each batch, how much of its time each waits for the others, and what it sends."),
+    make("figcaption", { class: "muted small" }, "The rows of each batch, and how much of its time each waits for the others."),
     make("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Machines as a table" },
-      table(["", "share", "waits", "MB/s"], rows, "Machines")),
+      table(["", "rows", "share", "waits"], rows, "Machines")),
     more > 0 ? make("p", { class: "muted small" }, `and ${count(more)} more`) : null,
-    waiting ? make("p", {}, make("strong", {}, waiting)) : null, speed ? make("p", {}, speed) : null,
-    prediction ? make("p", { class: "muted small" }, `Before it began: ${prediction}.`) : null));
+    waiting ? make("p", {}, make("strong", {}, waiting)) : null, advice ? make("p", {}, `${advice}.`) : null));
 }
 
 function energy(parent, run) {
