@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import freeze
 from lapclip.model.shapes import SHAPES
+from lapclip.runs.events import EventLog, FellBack, read_events
+from lapclip.runs.folder import FORMAT, Run
 from lapclip.training import loss_rows
 from lapclip.training.cuda_graph import make_step
 from lapclip.training.distributed import (
@@ -39,6 +43,8 @@ from lapclip.training.objectives.base import LossRows, TruePairs
 from lapclip.training.objectives.contrastive import LOSSES, batch_accuracy, contrastive_loss
 from lapclip.training.objectives.distillation import TeacherVectors
 from lapclip.training.optimizer import make_optimizer
+from lapclip.training.ranks_in_a_run import halve_after_memory
+from lapclip.training.recovery import changes_so_far
 from tests.rank_pool import RankPool
 
 SHAPE = ModelConfig(
@@ -253,6 +259,30 @@ def test_weights_of_ranks_are_those_of_one_process(
     for weights in pool.run(3, weights_after_steps, Case(3, engine), optimizer):
         for name, weight in expected_weights.items():
             torch.testing.assert_close(weights[name], weight, rtol=1e-6, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("reason", "changed", "half"),
+    [
+        ("Rank 1 on b ended: Out of memory at step 3", {}, 4),
+        ("Rank 1 on b ended: Out of memory at step 3", {"micro_batch": 4}, 2),
+        ("Rank 1 on b ended: Out of memory at step 3", {"micro_batch": 1}, None),
+        ("Ended without a message, so killed or cut off: rank 1 on b.", {}, None),
+    ],
+)
+def test_memory_that_ran_out_on_a_rank_halves_the_micro_batch_of_all(
+    tmp_path: Path, reason: str, changed: dict[str, int], half: int | None
+) -> None:
+    run = Run(tmp_path / "runs" / "run")
+    run.path.mkdir(parents=True)
+    run.write_settings({"run": {"format": FORMAT}, "train": {"batch_size": 16}})
+    with closing(EventLog(run.events)) as log:
+        log.append(FellBack(step=1, cause="", change=changed, devices={}, text=""))
+    ranks = Ranks()
+    ranks.count, ranks.node_numbers, ranks.last_stop = 2, [0, 1], reason
+    halve_after_memory(run, ranks)
+    expected = {**changed, "micro_batch": half} if half else changed
+    assert changes_so_far(read_events(run.events)) == expected
 
 
 def messages(ranks: Ranks) -> dict[str, Any]:

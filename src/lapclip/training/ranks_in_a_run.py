@@ -11,7 +11,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lapclip.config import FSDP, NEVER
+from lapclip.config import DEFAULT_RECIPE, FSDP, NEVER, Layer, build_config, read_recipe
 from lapclip.data.tokenizers import save_tokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import LostRank, TrainingError
 from lapclip.machine.torchrun import job, job_agent, under_torchrun
+from lapclip.model.shapes import SHAPES
 from lapclip.paths import cache_folder, temporary_folder, write_atomic
 from lapclip.runs import events
-from lapclip.runs.events import read_events
+from lapclip.runs.events import EventLog, read_events
 from lapclip.runs.folder import Run, run_of_job
 from lapclip.runs.heartbeat import beat_of, read_beat, write_beat
 from lapclip.text import one_line
@@ -40,6 +41,7 @@ from lapclip.training.distributed import (
     lost_rank,
     reason_of_last_stop,
 )
+from lapclip.training.recovery import MEMORY, changes_so_far, is_out_of_memory
 from lapclip.training.teacher import teacher_paths
 
 if TYPE_CHECKING:
@@ -76,10 +78,36 @@ def take_part(
             print(f"{run.path} is finished; this job has nothing left to do.", file=sys.stderr)
             ranks.broadcast_json({"task": OVER})
             return None
+        halve_after_memory(run, ranks)
         beat = read_beat(run.job)
         # What the same agent starts again was asked to stop if someone asked for it meanwhile.
         is_detached = beat is not None and beat.process == os.getppid() and beat.alive
         return resume(run, ranks, is_detached)
+
+
+def halve_after_memory(run: Run, ranks: Ranks) -> None:
+    """Halve the micro-batch of a run whose ranks were started again because memory ran out on one of them."""
+    reason = ranks.last_stop or ""
+    if not is_out_of_memory(reason) or not run.settings.exists():
+        return
+    recorded = read_events(run.events)
+    saved = Layer(str(run.settings), {"train": run.read_settings()["train"]})
+    changes = Layer(str(run.events), {"train": changes_so_far(recorded)})
+    train = build_config([read_recipe(DEFAULT_RECIPE), saved, changes], SHAPES).train
+    rows = max(ranks.divide_rows(train.batch_size, train.rows))
+    half = min(train.micro_batch or rows, rows) // 2
+    if not half:
+        return
+    steps = [event["step"] for event in recorded if event["type"] == "step"]
+    event = events.FellBack(
+        step=max(steps, default=0),
+        cause=MEMORY,
+        change={"micro_batch": half},
+        devices={},
+        text=f"{reason}; micro_batch becomes {half:,} on all ranks, the result stays the same",
+    )
+    with closing(EventLog(run.events)) as log:
+        log.append(event)
 
 
 def check_place(ranks: Ranks) -> None:

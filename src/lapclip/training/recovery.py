@@ -138,6 +138,11 @@ def decide(error: BaseException, train: TrainConfig, step: int) -> Change | None
     return Change(cause, changed, text)
 
 
+def is_out_of_memory(message: str) -> bool:
+    """Return whether a message says that memory ran out."""
+    return any(phrase in message.lower() for phrase in OUT_OF_MEMORY)
+
+
 def half_micro_batch(train: TrainConfig) -> int | None:
     """Return half the micro-batch, or None if it is one pair already."""
     now = min(train.micro_batch or train.batch_size, train.batch_size)
@@ -339,7 +344,7 @@ def _cause(error: BaseException) -> str | None:
     if not isinstance(error, RuntimeError | TypeError):  # NotImplementedError is a RuntimeError
         return None
     message = str(error).lower()
-    if any(phrase in message for phrase in OUT_OF_MEMORY):
+    if is_out_of_memory(message):
         return MEMORY
     lacks_operation = any(phrase in message for phrase in NO_SUCH_OPERATION)
     if lacks_operation or isinstance(error, NotImplementedError):
