@@ -33,6 +33,7 @@ from lapclip.training.distributed import (
     ALONE,
     Ranks,
     advise_rows,
+    describe_stop,
     divide,
     shard_towers,
     whole,
@@ -370,6 +371,28 @@ def test_ranks_make_equally_many_micro_batches(pool: RankPool) -> None:
     cuts = pool.run(2, micro_batches)
     assert cuts == [[slice(0, 3), slice(3, 6)], [slice(0, 1), slice(1, 2)]]
     assert ALONE.cut_micro_batches(6, (), 4) == [slice(0, 4), slice(4, 6)]
+
+
+def error(message: str, time: int = 0, lost_others: bool = False) -> dict[str, Any]:
+    return {"message": message, "time": time, "lost_others": lost_others}
+
+
+@pytest.mark.parametrize(
+    ("errors", "reason"),
+    [
+        ([None, None], None),
+        ([error("no room", 2), error("lost", 1, True)], "Rank 0 on a ended: no room"),
+        ([error("lost", 1, True), error("no room", 1)], "Rank 1 on b ended: no room"),
+        ([error("late", 2), error("early", 1)], "Rank 1 on b ended: early"),
+        ([error("lost", 1, True), error("")], "Ended without a message, so killed or cut off: rank 1 on b."),
+        ([error("lost", 1, True), None], "Did not answer, so paused or cut off: rank 1 on b."),
+        ([error("no room"), None], "Rank 0 on a ended: no room"),
+    ],
+)  # fmt: skip
+def test_a_stop_is_explained_in_one_sentence(
+    errors: list[dict[str, Any] | None], reason: str | None
+) -> None:
+    assert describe_stop(errors, ["a", "b"]) == reason
 
 
 def test_advice_divides_rows_so_that_hosts_finish_together() -> None:

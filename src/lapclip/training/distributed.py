@@ -616,26 +616,41 @@ def write_error_file(error: BaseException) -> None:
 
 
 def reason_of_last_stop(ranks: Ranks) -> str | None:
-    """Return one sentence about why torchrun has started the ranks again; None at the first start.
+    """Return one sentence about why torchrun has started the ranks again. None at the first start.
 
-    Each rank reads the error file of the same rank of its computer. A rank that left none was killed or cut off.
-    Otherwise the earliest error is the reason.
+    Each rank reads the error file of the same rank of its computer.
     """
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     own = None
     if restarts and os.environ.get(ERROR_FILE):
         own = _read_error_file(Path(os.environ[ERROR_FILE]), restarts - 1)
-    errors = ranks.gather_json(own)
-    if not all(errors):
+    return describe_stop(ranks.gather_json(own), ranks.hosts)
+
+
+def describe_stop(errors: Sequence[dict[str, Any] | None], hosts: Sequence[str]) -> str | None:
+    """Return one sentence about why ranks have ended, from the error of each. None if there are no errors.
+
+    A rank without a message was killed or cut off. A rank without an error did not end by itself: torchrun ended it
+    because the others had ended. Otherwise the earliest error is the reason.
+    """
+    silent, unended, order = [], [], []
+    for rank, error in enumerate(errors):
+        name = f"rank {rank} on {hosts[rank]}"
+        if error is None:
+            unended.append(name)
+        elif not error["message"]:
+            silent.append(name)
+        else:
+            # A rank that lost the others ended because one of them did.
+            order.append((error["lost_others"], error["time"], rank))
+    if len(unended) == len(errors):
         return None
-    silent = [rank for rank, error in enumerate(errors) if not error["message"]]
     if silent:
-        names = " and ".join(f"rank {rank} on {ranks.hosts[rank]}" for rank in silent)
-        return f"Ended without a message, so killed or cut off: {names}."
-    # A rank that lost the others ended because one of them did.
-    order = [(error["lost_others"], error["time"], rank) for rank, error in enumerate(errors)]
-    rank = min(order)[2]
-    return f"Rank {rank} on {ranks.hosts[rank]} ended: {errors[rank]['message']}"
+        return f"Ended without a message, so killed or cut off: {' and '.join(silent)}."
+    has_lost_others, _, first = min(order)
+    if has_lost_others and unended:
+        return f"Did not answer, so paused or cut off: {' and '.join(unended)}."
+    return f"Rank {first} on {hosts[first]} ended: {(errors[first] or {})['message']}"
 
 
 def _read_error_file(path: Path, attempt: int) -> dict[str, Any]:
