@@ -16,6 +16,7 @@ from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
 from lapclip.training.frozen_features import CachedFeatures, HeldOutFeatures
 from lapclip.training.objectives import Objectives
+from lapclip.training.objectives.distillation import TeacherVectors
 from lapclip.training.objectives.predicted_words import MIN_IMAGES
 
 
@@ -221,7 +222,8 @@ def test_ranks_read_the_images_of_their_own_rows_and_together_the_batch(
             assert len(batch.pixels_BSSC) == count
             assert rows_of(batch) == [rows_of(whole)[at] for at in batch.ranks.own]
             read += rows_of(batch)
-            for name in ("tokens_BL", "positives_BB", "sided_B", "lengths_B"):  # of all rows
+            assert np.array_equal(batch.positives_BB, whole.positives_BB[batch.ranks.own])
+            for name in ("tokens_BL", "sided_B", "lengths_B"):  # of all rows
                 assert np.array_equal(getattr(batch, name), getattr(whole, name))
         assert sorted(read) == sorted(rows_of(whole))
 
@@ -358,7 +360,7 @@ def varied_plan(case: str, count: int = 61, batch_size: int = 12) -> BatchPlan:
         word_weight=0.3 if case == "words" else 0.0,
         teacher="any" if case == "features" else "",
     )
-    extras = Objectives(config, teacher=(images[0], vectors))
+    extras = Objectives(config, teacher=TeacherVectors(images[0], vectors))
     plan = BatchPlan(
         pairs,
         tokenizer,

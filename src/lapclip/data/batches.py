@@ -49,7 +49,8 @@ class Batch:
     """uint8 images. Empty if cached features take their place."""
     tokens_BL: np.ndarray
     positives_BB: np.ndarray
-    """Which images (rows) and captions (columns) belong together."""
+    """Which images (rows) and captions (columns) belong together. It is symmetric. A rank has the
+    rows of its own pairs: all of them are 17 GB for 131,072 pairs."""
     sided_B: np.ndarray
     """Whether the caption names left or right, so that the image must not be flipped."""
     aspects_B: np.ndarray | None = None
@@ -247,7 +248,7 @@ class BatchPlan:
         return Batch(
             pixels_BSSC=np.ascontiguousarray(self.pairs.pixels[own_pixels]),
             tokens_BL=tokens_BL,
-            positives_BB=equal_pairs(self.encoded.same[captions], *self.groups(rows)),
+            positives_BB=equal_pairs(self.encoded.same[captions], *self.groups(rows), rows=own),
             sided_B=self.encoded.sided[captions],
             aspects_B=None if self.pairs.aspects is None else self.pairs.aspects[rows],
             lengths_B=lengths_B,
@@ -430,9 +431,9 @@ class BatchPlan:
         return self._as_rows(tokens_BL[keep_mask], lengths_B, length), lengths_B
 
 
-def equal_pairs(*groups_B: np.ndarray) -> np.ndarray:
-    """Return which rows are of one group with which, in any of the groupings. (B, B)"""
-    return np.any([group_B[:, None] == group_B[None, :] for group_B in groups_B], axis=0)
+def equal_pairs(*groups_B: np.ndarray, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
+    """Return which of some rows are of one group with which of all, in any of the groupings."""
+    return np.any([group_B[rows, None] == group_B[None, :] for group_B in groups_B], axis=0)
 
 
 def prefetch(plan: BatchPlan, first: int, last: int, threads: int = 1) -> Generator[Batch]:

@@ -20,11 +20,12 @@ from lapclip.machine.transfer import OnItsWay
 if TYPE_CHECKING:
     from lapclip.training.objectives.base import Pass
 
+POSITIVES = "positives_BB"
 SLICING = {
     "pixels_BSSC": Slicing.OWN_ROWS,
     "image_features": Slicing.OWN_ROWS,
     "text_features": Slicing.OWN_ROWS,
-    "positives_BB": Slicing.ROWS_AND_COLUMNS,
+    POSITIVES: Slicing.ROWS_AND_COLUMNS,
 }
 """How the fixed tensors of an update are sliced, where it is not by rows."""
 ALIGNED = 64
@@ -111,9 +112,11 @@ class Inputs:
         moved = {}
         for name, tensor in self.tensors().items():
             slicing = self.slicing_of(name)
-            if slicing in (Slicing.ROWS, Slicing.ROWS_AND_COLUMNS):
+            if name == POSITIVES:
+                moved[name] = tensor[:, order]
+            elif slicing in (Slicing.ROWS, Slicing.ROWS_AND_COLUMNS):
                 moved[name] = tensor[order]
-            if slicing is Slicing.ROWS_AND_COLUMNS:
+            if slicing is Slicing.ROWS_AND_COLUMNS and name != POSITIVES:
                 moved[name] = moved[name][:, order]
         ordered = self.with_tensors(moved)
         return replace(ordered, row_counts=ranks.counts, rank=ranks.rank, lengths=lengths)
@@ -133,6 +136,8 @@ class Inputs:
         some = {}
         for name, tensor in self.tensors().items():
             slicing = self.slicing_of(name)
+            if name == POSITIVES:
+                continue  # has own rows alone
             if slicing is Slicing.OWN_ROWS:
                 some[name] = aligned(tensor)
             elif slicing is not Slicing.WHOLE:

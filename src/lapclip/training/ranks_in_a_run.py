@@ -270,7 +270,7 @@ def rows_of_ranks(trainer: Trainer) -> list[int]:
 def _check_same_batches(trainer: Trainer) -> None:
     """Refuse ranks whose batches differ: they would train another model without anyone noticing."""
     batch = trainer.plan.batch(min(trainer.progress.step + 1, trainer.steps))
-    digest = hashlib.sha256(batch.tokens_BL.tobytes() + batch.positives_BB.tobytes())
+    digest = hashlib.sha256(batch.tokens_BL.tobytes() + batch.sided_B.tobytes())
     digests = trainer.ranks.gather_json(digest.hexdigest())
     for rank, other in enumerate(digests):
         if other != digests[trainer.ranks.writer]:

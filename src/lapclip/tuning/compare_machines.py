@@ -80,7 +80,12 @@ def _time(device: Device, ranks: Ranks, size: ModelSize, batch: int) -> dict[str
     alone = _step_seconds(step, pairs, device) if ranks.writes else 0.0
     alone = ranks.broadcast_json(alone)
     dealt = RankRows.deal(ranks.divide_rows(batch), ranks.rank)
-    own = replace(pairs, pixels_BSSC=pairs.pixels_BSSC[dealt.own], ranks=dealt)
+    own = replace(
+        pairs,
+        pixels_BSSC=pairs.pixels_BSSC[dealt.own],
+        positives_BB=pairs.positives_BB[dealt.own],
+        ranks=dealt,
+    )
     step.ranks = ranks
     together = ranks.broadcast_json(_step_seconds(step, own, device))
     return {

@@ -18,7 +18,7 @@ from torch import Tensor
 from lapclip.config import TrainConfig
 from lapclip.data.batches import BatchPlan, DrawnRows, Slicing
 from lapclip.model.clip import CLIP
-from lapclip.training.inputs import Inputs
+from lapclip.training.inputs import POSITIVES, Inputs
 from lapclip.training.loss_rows import Columns
 from lapclip.training.objectives.base import LossRows, Objective, Pass, TruePairs
 
@@ -145,8 +145,10 @@ def loss_rows(
     pairs, extras, own_embeddings = {}, {}, embeddings
     if own is not None and not (columns and columns.is_ring):
         own_embeddings = {name: rows_BE[own] for name, rows_BE in embeddings.items()}
-    for name, tensor in {"positives_BB": inputs.positives_BB, **inputs.extras}.items():
+    for name, tensor in {POSITIVES: inputs.positives_BB, **inputs.extras}.items():
         match inputs.slicing_of(name):
+            case _ if name == POSITIVES and inputs.row_counts:
+                pairs[name] = TruePairs(tensor, tensor)  # own rows of a symmetric matrix
             case Slicing.ROWS_AND_COLUMNS if own is None:
                 pairs[name] = TruePairs(tensor, tensor.T)
             case Slicing.ROWS_AND_COLUMNS:
