@@ -18,7 +18,7 @@ from lapclip.data.phrases import Phrases, cut_phrases
 from lapclip.data.ragged import Ragged
 from lapclip.seeding import generator
 from lapclip.training.objectives.base import LossRows, Objective, Pass, Term
-from lapclip.training.objectives.contrastive import LOSSES, logits_of
+from lapclip.training.objectives.contrastive import LOSSES, logits_of, model_scale
 
 MIN_IMAGES = 2  # with a phrase; of one image alone its captions say more
 RARITY = 0.5  # a phrase of an image is drawn in proportion to (images that have it) ** -RARITY
@@ -77,7 +77,7 @@ class PhraseObjective(Objective):
         return arrays
 
     def term(self, rows: LossRows) -> Term:
-        by_image_RB, by_phrase_RB = logits_of(rows, PHRASE.name)
+        by_image_RB, by_phrase_RB = logits_of(rows, PHRASE.name, *model_scale(rows.model))
         loss = LOSSES[self.config.loss].of_rows(
             by_image_RB,
             by_phrase_RB,
