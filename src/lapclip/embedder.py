@@ -524,8 +524,11 @@ def _path_of(name: str) -> str:
     The name of a run comes before an equal path, as in `lapclip.which_model`.
     """
     path = Path(name)
-    in_runs, is_plain_name = (RUNS / path).exists(), path.parent == Path()
-    if not path.is_absolute() and (in_runs or (is_plain_name and not path.exists())):
+    if path.is_absolute():
+        return name
+    is_run = (RUNS / path).exists()
+    is_unknown_name = path.parent == Path() and not path.exists()
+    if is_run or is_unknown_name:
         return str(which_model(name).path)
     return name
 
