@@ -15,7 +15,8 @@ from lapclip.data.sections import BLOCK_ROWS, WINDOW_ROWS
 from lapclip.data.sources.built_in import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
-from lapclip.training.frozen_features import CachedFeatures, HeldOutFeatures
+from lapclip.training.frozen_features import CachedFeatures
+from lapclip.training.held_out_features import HeldOutFeatures
 from lapclip.training.objectives import Objectives
 from lapclip.training.objectives.distillation import TeacherVectors
 from lapclip.training.objectives.predicted_words import MIN_IMAGES
