@@ -1,5 +1,6 @@
-"""Model, tokenizer and preprocessing as one thing that is loaded and asked for embeddings: run by torch or, where it
-was exported, by ONNX Runtime.
+"""Models that embed images and captions, with their tokenizer and preprocessing.
+
+They run in torch or, after an export, in ONNX Runtime.
 
 model = lapclip.load("runs/first-run")
 images = model.encode_image(["cat.jpg", "dog.jpg"])
@@ -12,10 +13,12 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -34,7 +37,7 @@ from lapclip.machine.cpu import keep_freed_memory
 from lapclip.machine.device import Device
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.paths import check_plain, digest_of_file, read_json
-from lapclip.progress import Progress
+from lapclip.progress import Progress, ignore_progress
 from lapclip.progress_bar import counted
 from lapclip.prompts import TEMPLATES, class_embeddings, class_shares
 from lapclip.runs.folder import RUNS
@@ -49,53 +52,49 @@ if TYPE_CHECKING:
     from lapclip.data.any_image import ManyImages, OneImage
 
 BATCH = 64
-USUAL_SCALE = 100.0
-"""What published CLIPs learnt to multiply similarities by; for an exported model that does not say its own."""
+USUAL_SCALE = 100.0  # of published CLIPs, for exported models that do not know their own
 
 
 class Logits(NamedTuple):
-    """What a model learnt to make of a similarity: times a scale, plus a bias where it learnt with the sigmoid loss."""
+    """Parameters that turn similarities into logits: times the scale, plus the bias."""
 
     scale: float
     bias: float | None
+    """None if the model was not trained with the sigmoid loss."""
 
 
 class Encoder(ABC):
-    """Turns images and captions into unit-length vectors that can be compared, whatever computes them."""
+    """A model that turns images and captions into comparable vectors of unit length."""
 
     batch = BATCH
-    """Images or captions at once."""
+    """Images or captions of a forward pass."""
     map_batches: Callable[[Callable[[Any], np.ndarray], Sequence[Any]], Iterable[np.ndarray]] = map
-    """What computes batches one after the other. Several ranks of a run share them."""
+    """Function that computes batches one after the other. Several ranks of a run share them."""
     source = ""
-    """Where it was loaded from; empty where it was made here."""
+    """Path or name that it was loaded from. Empty for a model built here."""
 
     def __init__(self, view: View, tokenizer: Tokenizer, context: int, embedding: int) -> None:
-        self.view, self.tokenizer, self.context, self.embedding = (
-            view,
-            tokenizer,
-            context,
-            embedding,
-        )
+        self.view, self.tokenizer = view, tokenizer
+        self.context, self.embedding = context, embedding
 
     @abstractmethod
     def embed_pixels(self, pixels_BSSC: np.ndarray) -> np.ndarray:
-        """Unit-length rows of one batch of uint8 pixels."""
+        """Return vectors of one batch of uint8 pixels."""
 
     @abstractmethod
     def embed_tokens(self, tokens_BL: np.ndarray) -> np.ndarray:
-        """Unit-length rows of one batch of tokens."""
+        """Return vectors of one batch of tokens."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that change with whatever decides an embedding (`lapclip.fingerprint`)."""
+        """Return 16 hexadecimal digits that depend on all that decides an embedding."""
 
     @abstractmethod
     def image_fingerprint(self) -> str:
-        """The same for the embeddings of images alone."""
+        """Return 16 hexadecimal digits that depend on all that decides embeddings of images."""
 
     def logits(self) -> Logits | None:
-        """The learnt scale and bias, where they are known."""
+        """Return the learned scale and bias. None if unknown."""
         return None
 
     def encode_image(
@@ -105,39 +104,45 @@ class Encoder(ABC):
         batch_size: int | None = None,
         progress: bool | Progress = False,
     ) -> np.ndarray:
-        """A unit-length row for each image, float32 of shape (images, embedding); for a single image one vector.
+        """Return a vector of unit length for each image, float32 of shape (images, embedding).
 
-        An image may be a path, the bytes of a file, a PIL image, an array (height, width, colours) or a tensor
-        (colours, height, width); several are a list of any of these, or an array or a tensor with one more dimension in
-        front. Numbers are from 0 to 255, or from 0 to 1 where they are floating-point, and not normalised: the model
-        resizes, crops and normalises as it learnt to see.
+        A single image gives one vector. An image may be a path, the bytes of a file, a PIL image,
+        an array (height, width, colors) or a tensor (colors, height, width). Several images are a
+        list of these, or an array or a tensor with one more dimension in front. Numbers are from 0
+        to 255, or from 0 to 1 if they are floating-point, and not normalized: the model resizes,
+        crops and normalizes images itself.
 
         Parameters
         ----------
         images
             One image or several.
         batch_size
-            Images at once; without it 64.
+            Images of a forward pass. 64 by default.
         progress
-            True shows a bar; a function is called with how many are done and how many there are.
+            True shows a bar. A function is called with the number of images done and of all images.
         """
-        given, size = as_list(images), _checked_size(batch_size) or self.batch
+        all_images = as_list(images)
+        size = _checked_size(batch_size) or self.batch
 
-        def embed(at: int) -> np.ndarray:
-            squares = [middle_square(as_image(image), self.view) for image in given[at : at + size]]
+        def embed(start: int) -> np.ndarray:
+            batch = all_images[start : start + size]
+            squares = [middle_square(as_image(image), self.view) for image in batch]
             return self.embed_pixels(np.stack(squares))
 
         with counted(progress, "embedding images") as bar:
-            rows = self._counted(map(embed, range(0, len(given), size)), len(given), bar)
-        return rows[0] if is_one_image(images) else rows
+            batches = map(embed, range(0, len(all_images), size))
+            vectors = self._concatenate(batches, len(all_images), bar)
+        return vectors[0] if is_one_image(images) else vectors
 
     def encode_pixels(self, pixels_NSSC: Pixels, progress: Progress | None = None) -> np.ndarray:
-        """One unit-length row per image, given as uint8 pixels of the model's size."""
+        """Return a vector for each image, given as uint8 pixels of the model's size."""
+
+        def embed(start: int) -> np.ndarray:
+            return self.embed_pixels(np.array(pixels_NSSC[start : start + self.batch]))
+
         starts = range(0, len(pixels_NSSC), self.batch)
-        made = self.map_batches(
-            lambda at: self.embed_pixels(np.array(pixels_NSSC[at : at + self.batch])), starts
-        )
-        return self._counted(made, len(pixels_NSSC), progress)
+        batches = self.map_batches(embed, starts)
+        return self._concatenate(batches, len(pixels_NSSC), progress)
 
     def encode_text(
         self,
@@ -146,26 +151,31 @@ class Encoder(ABC):
         *,
         batch_size: int | None = None,
     ) -> np.ndarray:
-        """A unit-length row for each caption, float32 of shape (captions, embedding); for a single one a vector.
+        """Return a vector of unit length for each caption, float32 of shape (captions, embedding).
+
+        A single caption gives one vector.
 
         Parameters
         ----------
         captions
-            One caption or several. What is longer than the model reads is cut off.
+            One caption or several. Longer ones are cut off at the model's context length.
         progress
-            True shows a bar; a function is called with how many are done and how many there are.
+            True shows a bar. A function is called with the number of captions done and of all.
         batch_size
-            Captions at once; without it 64.
+            Captions of a forward pass. 64 by default.
         """
-        given = _texts("encode_text", captions, "a caption")
+        texts = _check_texts("encode_text", captions, "a caption")
         size = _checked_size(batch_size) or self.batch
-        made = self.map_batches(
-            lambda at: self.embed_tokens(self.tokenizer.batch(given[at : at + size], self.context)),
-            range(0, len(given), size),
-        )
+
+        def embed(start: int) -> np.ndarray:
+            return self.embed_tokens(
+                self.tokenizer.batch(texts[start : start + size], self.context)
+            )
+
+        batches = self.map_batches(embed, range(0, len(texts), size))
         with counted(progress, "embedding captions") as bar:
-            rows = self._counted(made, len(given), bar)
-        return rows[0] if isinstance(captions, str) else rows
+            vectors = self._concatenate(batches, len(texts), bar)
+        return vectors[0] if isinstance(captions, str) else vectors
 
     @overload
     def classify(
@@ -209,56 +219,38 @@ class Encoder(ABC):
         batch_size: int | None = None,
         progress: bool | Progress = False,
     ) -> dict[str, float] | list[dict[str, float]]:
-        """What share of its belief the model gives each label, the likeliest label first: a dictionary for one image, a
-        list of them for several.
+        """Return the probability of each label, most probable first.
 
-        The labels need not be among what the model learnt. Shares sum to 1, unless the model learnt with the sigmoid
-        loss: then each label is a question of its own.
+        Returns a dictionary for one image, and a list of them for several. The labels need not be
+        among the training data. Probabilities sum to 1, except for a model that was trained with
+        the sigmoid loss, which judges each label by itself.
 
         Parameters
         ----------
         images
             One image or several, in any form that `encode_image` takes.
         labels
-            The names to choose among, such as `["cat", "dog"]`.
+            The labels to choose from, such as `["cat", "dog"]`.
         templates
-            Sentences with {} for the label, whose embeddings are averaged; `["{}"]` takes labels as they are.
+            Sentences with {} for the label, whose embeddings are averaged. `["{}"]` takes the
+            labels alone.
         batch_size, progress
             As for `encode_image`.
         """
-        names = (
-            []
-            if isinstance(labels, str) or not isinstance(labels, Iterable)
-            else [str(label) for label in labels]
-        )
-        if not names:
-            raise ConfigError(
-                "classify takes a list of labels to choose among.", hint='["cat", "dog"]'
-            )
-        sentences = _texts(
-            "classify", [] if isinstance(templates, str) else templates, "a template"
-        )
-        if not sentences or not all("{}" in sentence for sentence in sentences):
-            raise ConfigError(
-                "classify takes a list of templates with {} for the label.",
-                hint='["a photo of a {}."]',
-            )
-        if twice := [name for at, name in enumerate(names) if name in names[:at]]:
-            raise ConfigError(
-                f"classify: the label {twice[0]!r} is there twice.", hint="each label once"
-            )
-        image_NE = self.encode_image(as_list(images), batch_size=batch_size, progress=progress)
+        names = _check_labels(labels)
+        sentences = _check_templates(templates)
+        image_vectors = self.encode_image(as_list(images), batch_size=batch_size, progress=progress)
+        label_vectors = class_embeddings(self.encode_text, names, sentences)
         scale, bias = self.logits() or Logits(USUAL_SCALE, None)
-        similarity_NC = image_NE @ class_embeddings(self.encode_text, names, sentences).T
-        shares_NC = class_shares(similarity_NC, scale, bias)
-        told = [
-            {names[at]: float(shares_C[at]) for at in np.argsort(-shares_C, kind="stable").tolist()}
-            for shares_C in shares_NC
-        ]
-        return told[0] if is_one_image(images) else told
+        probabilities = class_shares(image_vectors @ label_vectors.T, scale, bias)
+        results = []
+        for of_image in probabilities:
+            order = np.argsort(-of_image, kind="stable").tolist()
+            results.append({names[label]: float(of_image[label]) for label in order})
+        return results[0] if is_one_image(images) else results
 
     def to(self, device: str) -> Encoder:
-        """Move the model to a device: `auto`, `cpu`, `cuda`, `mps` or `xpu`. Gives back the model."""
+        """Move the model to a device: `auto`, `cpu`, `cuda`, `mps` or `xpu`. Return the model."""
         if device not in ("auto", "cpu"):
             raise ConfigError(
                 f"This model was exported for the CPU; it cannot be moved to {device}.",
@@ -269,33 +261,31 @@ class Encoder(ABC):
     def encode_pairs(
         self, pairs: Pairs, progress: Progress | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Embeddings of all images, of all captions, and each caption's image."""
-        captions, which, owner = distinct_captions(pairs)
+        """Return vectors of all images and of all captions, and the image of each caption."""
+        report = progress or ignore_progress
+        captions, which, image_of_caption = distinct_captions(pairs)
         total = len(pairs) + len(captions)
-        tell = progress or (lambda done, total: None)
-        images = self.encode_pixels(pairs.pixels, lambda done, _: tell(done, total))
-        texts = self.encode_text(captions, lambda done, _: tell(len(pairs) + done, total))
-        return images, texts[which], owner
+        images = self.encode_pixels(pairs.pixels, lambda done, _: report(done, total))
+        texts = self.encode_text(captions, lambda done, _: report(len(pairs) + done, total))
+        return images, texts[which], image_of_caption
 
-    def _counted(
-        self, made: Iterable[np.ndarray], total: int, progress: Progress | None
+    def _concatenate(
+        self, batches: Iterable[np.ndarray], total: int, progress: Progress | None
     ) -> np.ndarray:
-        """Batches that are made one after the other, as one."""
-        batches, done = [], 0
-        for batch in made:
-            batches.append(batch)
+        """Return the vectors of all batches, and report progress as they are computed."""
+        blocks = []
+        done = 0
+        for batch in batches:
+            blocks.append(batch)
             done += len(batch)
             if progress:
                 progress(done, total)
-        return self._joined(batches)
-
-    def _joined(self, batches: list[np.ndarray]) -> np.ndarray:
-        return (
-            np.concatenate(batches) if batches else np.zeros((0, self.embedding), dtype=np.float32)
-        )
+        if not blocks:
+            return np.zeros((0, self.embedding), dtype=np.float32)
+        return np.concatenate(blocks)
 
     def summary(self) -> dict[str, str]:
-        """What a person wants to know of it at a glance."""
+        """Return the main facts about the model, for people."""
         about = {"from": self.source} if self.source else {}
         return about | {
             "sees": f"{self.view.side} x {self.view.side} pixels",
@@ -304,25 +294,55 @@ class Encoder(ABC):
         }
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {', '.join(f'{name} {text}' for name, text in self.summary().items())}>"
+        facts = ", ".join(f"{name} {text}" for name, text in self.summary().items())
+        return f"<{type(self).__name__}: {facts}>"
 
 
-def _texts(where: str, given: Any, each: str) -> list[str]:
-    """One text or several, as a list. A file may have numbers or nothing where a text should be."""
-    texts = (
-        [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else None
-    )
-    if texts is None or isinstance(given, bytes):
+def _check_texts(function: str, texts: Any, kind: str) -> list[str]:
+    """Return one text or several as a list. Raise ConfigError for anything else."""
+    if isinstance(texts, str):
+        return [texts]
+    if isinstance(texts, bytes) or not isinstance(texts, Iterable):
         raise ConfigError(
-            f"{where}: a {type(given).__name__} is neither a text nor several.",
+            f"{function}: a {type(texts).__name__} is neither a text nor several.",
             hint='["a cat", "a dog"]',
         )
-    for at, text in enumerate(texts):
+    checked = list(texts)
+    for number, text in enumerate(checked):
         if not isinstance(text, str):
             raise ConfigError(
-                f"{where}: item {at} is {text!r:.60}, and {each} is a text.", hint="str(ITEM)"
+                f"{function}: item {number} is {text!r:.60}, and {kind} is a text.",
+                hint="str(ITEM)",
             )
-    return texts
+    return checked
+
+
+def _check_labels(labels: Any) -> list[str]:
+    """Return labels as texts. Raise ConfigError unless they are several different ones."""
+    names = []
+    if isinstance(labels, Iterable) and not isinstance(labels, str):
+        names = [str(label) for label in labels]
+    if not names:
+        raise ConfigError("classify takes a list of labels to choose among.", hint='["cat", "dog"]')
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ConfigError(
+                f"classify: the label {name!r} is there twice.", hint="each label once"
+            )
+    return names
+
+
+def _check_templates(templates: Any) -> list[str]:
+    """Return templates as a list. Raise ConfigError unless each has a place for the label."""
+    sentences = []
+    if not isinstance(templates, str):
+        sentences = _check_texts("classify", templates, "a template")
+    if not sentences or not all("{}" in sentence for sentence in sentences):
+        raise ConfigError(
+            "classify takes a list of templates with {} for the label.",
+            hint='["a photo of a {}."]',
+        )
+    return sentences
 
 
 def _checked_size(batch_size: int | None) -> int | None:
@@ -371,7 +391,7 @@ class Embedder(Encoder):
         return Logits(self.model.logit_scale.exp().item(), None if bias is None else bias.item())
 
     def description(self) -> dict:
-        """What config.json holds: everything but the weights."""
+        """Return the contents of config.json: everything but the weights."""
         towers = {name: spec.to_dict() for name, spec in self.model.networks().items()}
         saved = {
             "format": 1,
@@ -389,7 +409,7 @@ class OnnxSession:
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        # Threads that spin between two calls take the cores from whoever decodes the next images.
+        # Threads that spin between two calls would slow down those that decode images.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.log_severity_level = 3
         try:
@@ -397,7 +417,7 @@ class OnnxSession:
             self._session = onnxruntime.InferenceSession(
                 str(path), options, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # whatever the engine says of a damaged file
+        except Exception as error:  # a damaged file raises many kinds of errors
             raise _cannot_run(path, error) from None
         self._path, self._input = path, self._session.get_inputs()[0].name
 
@@ -417,7 +437,7 @@ class OnnxEmbedder(Encoder):
 
     def __init__(self, folder: Path, threads: int = 0) -> None:
         self.about = about = read_description(folder)
-        """What lapclip.json says."""
+        """Contents of lapclip.json."""
         super().__init__(
             _exported_view(about),
             _exported_tokenizer(folder, about),
@@ -427,7 +447,7 @@ class OnnxEmbedder(Encoder):
         self.files = {
             tower: folder / Path(about["towers"][tower]["file"]).name for tower in ("image", "text")
         }
-        """Each tower's ONNX file."""
+        """ONNX file of each tower."""
         self._image, self._text = (OnnxSession(path, threads) for path in self.files.values())
 
     @property
@@ -452,38 +472,39 @@ class OnnxEmbedder(Encoder):
         return short_digest(self._image_facts())
 
     def logits(self) -> Logits | None:
-        return (
-            Logits(self.about["logit_scale"], self.about.get("logit_bias"))
-            if "logit_scale" in self.about
-            else None
-        )
+        if "logit_scale" not in self.about:
+            return None
+        return Logits(self.about["logit_scale"], self.about.get("logit_bias"))
 
     def _image_facts(self) -> dict[str, Any]:
-        # Pixels are scaled inside the tower, so its file tells that too.
+        # The file of the tower also holds the scaling of pixels.
         return {"image": digest_of_file(self.files["image"]), "view": asdict(self.view)}
 
 
 def distinct_captions(pairs: Pairs) -> tuple[list[str], list[int], np.ndarray]:
-    """The different captions, which of them each caption is, and each caption's image.
+    """Return the distinct captions, the index among them of each caption, and the image of each.
 
-    Equal captions once: it is less work, and they are to score the same to the last bit, so that they tie.
+    Embedding equal captions once saves work and gives them equal scores, so that they tie.
     """
-    every = [caption for captions in pairs.captions for caption in captions]
-    rows = {caption: at for at, caption in enumerate(dict.fromkeys(every))}
-    owner = np.repeat(np.arange(len(pairs)), [len(captions) for captions in pairs.captions])
-    return list(rows), [rows[caption] for caption in every], owner
+    captions = list(chain.from_iterable(pairs.captions))
+    distinct = list(dict.fromkeys(captions))
+    number_of = {caption: number for number, caption in enumerate(distinct)}
+    caption_counts = [len(options) for options in pairs.captions]
+    image_of_caption = np.repeat(np.arange(len(pairs)), caption_counts)
+    return distinct, [number_of[caption] for caption in captions], image_of_caption
 
 
 def load(path: str | os.PathLike[str], device: str = "cpu") -> Encoder:
-    """A trained model, ready to embed images and captions.
+    """Load a trained model that embeds images and captions.
 
     Parameters
     ----------
     path
-        A run's name or folder, a folder with a model, an exported folder, a file of published weights, a short name
-        that `lapclip models` lists, or a name on the Hugging Face hub (`hf:org/name`).
+        Name or folder of a run, folder of a model or an export, file of published weights, short
+        name that `lapclip models` lists, or name on the Hugging Face hub (`hf:org/name`).
     device
-        Where to compute: `auto`, `cpu`, `cuda`, `mps` or `xpu`. What was exported for ONNX Runtime runs on the CPU.
+        Device to compute on: `auto`, `cpu`, `cuda`, `mps` or `xpu`. Exports for ONNX Runtime run on
+        the CPU.
     """
     try:
         path = _path_of(os.fspath(path))
@@ -491,24 +512,29 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> Encoder:
         raise ConfigError(
             f"A {type(path).__name__} is no path of a model.", hint='"runs/first-run"'
         ) from None
-    found = open_exported(path) if is_exported(Path(path)) else load_torch(path, device)
-    found.source = path
-    return found
+    model = open_exported(path) if is_exported(Path(path)) else load_torch(path, device)
+    model.source = path
+    return model
 
 
 def _path_of(name: str) -> str:
-    """Where the model of that name is: a run's name comes first, as the rule of `lapclip.which_model` is. All else is
-    read as it is named, whatever it ends with."""
+    """Return the path of a model: of the run with this name if there is one, else the name itself.
+
+    The name of a run comes before an equal path, as in `lapclip.which_model`.
+    """
     path = Path(name)
-    in_runs, is_plain_name = (RUNS / path).exists(), path.parent == Path()
-    if not path.is_absolute() and (in_runs or (is_plain_name and not path.exists())):
+    if path.is_absolute():
+        return name
+    is_run = (RUNS / path).exists()
+    is_unknown_name = path.parent == Path() and not path.exists()
+    if is_run or is_unknown_name:
         return str(which_model(name).path)
     return name
 
 
 @contextmanager
 def naming_device_flag() -> Iterator[None]:
-    """Name the flag --device, not the setting train.device, in errors about a device that is not here."""
+    """Replace train.device by --device in errors about a missing device."""
     try:
         yield
     except ConfigError as error:
@@ -519,13 +545,13 @@ def naming_device_flag() -> Iterator[None]:
 
 
 def load_torch(path: str | os.PathLike[str], device: str = "cpu") -> Embedder:
-    """The same, for what needs the model in torch; folders exported for another engine are refused."""
-    with torch.device(
-        "cpu"
-    ):  # a program may have another default, to which earlier releases of safetensors read
+    """Load a model in torch. Raise an error for folders that were exported for another engine."""
+    # A program may have another default device, to which earlier releases of safetensors load.
+    with torch.device("cpu"):
         shape, tensors, tokenizer, towers = read_model(path)
     networks = {tower: (build_network(spec), spec) for tower, spec in towers.items()}
-    # No first values: the saved ones take their place. A foreign network has to run once to be known.
+    # Without memory for initial values, which the saved ones replace. Foreign networks need it,
+    # because they run once to find out their sizes.
     try:
         with torch.device("cpu" if networks else "meta"):
             model = CLIP(shape, networks=networks)
@@ -549,7 +575,10 @@ def load_torch(path: str | os.PathLike[str], device: str = "cpu") -> Embedder:
 
 
 def open_exported(folder: str | os.PathLike, threads: int = 0) -> OnnxEmbedder:
-    """The model in a folder exported for ONNX Runtime. `threads` is for each tower; 0 takes a thread a core."""
+    """Load a model that was exported for ONNX Runtime.
+
+    `threads` is the number for each tower. 0 takes one for each core.
+    """
     folder = Path(folder)
     made_for = read_description(folder)["format"]
     if not made_for.startswith("onnx"):
@@ -566,7 +595,7 @@ def open_exported(folder: str | os.PathLike, threads: int = 0) -> OnnxEmbedder:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What the lapclip.json of an exported folder says."""
+    """Return the contents of lapclip.json in an exported folder."""
     try:
         about = read_json(folder / DESCRIPTION)
         version = about["version"]

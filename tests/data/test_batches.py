@@ -14,7 +14,8 @@ from lapclip.data.ragged import Ragged
 from lapclip.data.sources.built_in import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
-from lapclip.training.frozen_features import CachedFeatures, HeldOutFeatures
+from lapclip.training.frozen_features import CachedFeatures
+from lapclip.training.held_out_features import HeldOutFeatures
 from lapclip.training.objectives import Objectives
 from lapclip.training.objectives.distillation import TeacherVectors
 from lapclip.training.objectives.predicted_words import MIN_IMAGES
@@ -144,7 +145,7 @@ def test_everything_about_a_caption_stays_with_it_when_a_batch_is_sorted_by_leng
     teacher = (rows[:, None].astype(np.float32), np.arange(len(texts), dtype=np.float32)[:, None])
     tokenizer = CharacterTokenizer.learn(texts)
     pairs = Pairs(pixels, captions, labels=rows % 2)
-    extras = Objectives(TrainConfig(teacher="any"), teacher=teacher)
+    extras = Objectives(TrainConfig(teacher="any"), teacher=TeacherVectors(*teacher))
     plan = BatchPlan(pairs, tokenizer, 20, 5, seed=0, extras=extras)
     for step in range(1, 30):
         batch = plan.batch(step)

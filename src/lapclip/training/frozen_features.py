@@ -20,7 +20,7 @@ import torch
 
 from lapclip.config import NEVER, Config
 from lapclip.data.batches import BatchPlan
-from lapclip.data.dataset import DataSet, Pairs, Pixels
+from lapclip.data.dataset import DataSet, Pixels
 from lapclip.data.pixels import normalise, view
 from lapclip.data.ragged import Ragged
 from lapclip.data.tokenizers import pad
@@ -28,11 +28,12 @@ from lapclip.embedder import Embedder, distinct_captions
 from lapclip.fingerprint import frozen_fingerprint
 from lapclip.model.clip import CLIP
 from lapclip.model.pretrained_towers import PretrainedTower
-from lapclip.progress import DataProgress, Progress, ignore_progress
+from lapclip.progress import DataProgress, ignore_progress
 from lapclip.text import duration
 from lapclip.text import size as size_text
 from lapclip.training.array_cache import array_path, has_room, read_array, write_array
 from lapclip.training.distributed import ALONE, Ranks
+from lapclip.training.held_out_features import FeatureEmbedder, HeldOutFeatures, slices
 from lapclip.training.step import TrainStep
 
 IMAGE_BATCH, TEXT_BATCH = 32, 64  # for one forward pass
@@ -42,16 +43,6 @@ MAX_HALF_FEATURE = 1e4  # larger features are not stored in half precision
 
 class NotCacheable(Exception):
     """Features that cannot be cached: the disk has no room, or half precision cannot hold them."""
-
-
-@dataclass(frozen=True)
-class HeldOutFeatures:
-    """Features of the held-out pairs, which are scored again and again."""
-
-    pairs: Pairs
-    images: np.ndarray | None
-    captions: Ragged | None
-    """Features of the distinct captions."""
 
 
 @dataclass(frozen=True)
@@ -88,55 +79,6 @@ class CachedFeatures:
         if name not in self.texts:
             return None
         return self.texts[name].padded(numbers, length)
-
-
-class FeatureEmbedder(Embedder):
-    """An embedder that computes embeddings of the held-out pairs from their cached features."""
-
-    def __init__(
-        self, embedder: Embedder, features: HeldOutFeatures, boundaries: dict[str, int]
-    ) -> None:
-        super().__init__(embedder.model, embedder.tokenizer, embedder.device)
-        self.batch = embedder.batch
-        self._features = features
-        self._boundaries = boundaries
-
-    def encode_pairs(
-        self, pairs: Pairs, progress: Progress | None = None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        if pairs is not self._features.pairs:
-            return super().encode_pairs(pairs, progress)
-        captions, which, owner = distinct_captions(pairs)
-        images = self._encode_images(pairs)
-        texts = self._encode_captions(captions)
-        return images, texts[which], owner
-
-    @torch.inference_mode()
-    def _encode_images(self, pairs: Pairs) -> np.ndarray:
-        cached = self._features.images
-        if cached is None:
-            return self.encode_pixels(pairs.pixels)
-        blocks = []
-        for rows in _slices(len(cached), self.batch):
-            features = torch.from_numpy(np.array(cached[rows])).to(self.device.torch)
-            embeddings = self.model.finish_image(features, self._boundaries["image"])
-            blocks.append(embeddings.cpu().numpy())
-        return np.concatenate(blocks)
-
-    @torch.inference_mode()
-    def _encode_captions(self, captions: Sequence[str]) -> np.ndarray:
-        cached = self._features.captions
-        if cached is None:
-            return self.encode_text(captions)
-        blocks = []
-        for rows in _slices(len(captions), self.batch):
-            tokens_BL = self.tokenizer.batch(captions[rows], self.model.shape.context)
-            padded = cached.padded(np.arange(rows.start, rows.stop), tokens_BL.shape[1])
-            features = torch.from_numpy(padded).to(self.device.torch)
-            tokens = torch.from_numpy(tokens_BL).to(self.device.torch)
-            embeddings = self.model.finish_text(features, tokens, self._boundaries["text"])
-            blocks.append(embeddings.cpu().numpy())
-        return np.concatenate(blocks)
 
 
 def with_features(embedder: Embedder, features: CachedFeatures | None, step: TrainStep) -> Embedder:
@@ -268,7 +210,7 @@ class _FeatureSource:
         views, count = boxes.shape[:2]
         chunks = [
             _ImageChunk(rows, boxes[number, rows])
-            for number, rows in itertools.product(range(views), _slices(count, IMAGE_BATCH))
+            for number, rows in itertools.product(range(views), slices(count, IMAGE_BATCH))
         ]
         model, pixels = self._step.worker, self._data.train.pixels
         blocks = self._compute_images(model, pixels, chunks, views * count, "images")
@@ -278,7 +220,7 @@ class _FeatureSource:
     def held_out_images(self) -> np.ndarray:
         """Return features of the held-out images, seen as in an evaluation."""
         pixels = self._data.held_out.pixels
-        chunks = [_ImageChunk(rows, None) for rows in _slices(len(pixels), IMAGE_BATCH)]
+        chunks = [_ImageChunk(rows, None) for rows in slices(len(pixels), IMAGE_BATCH)]
         blocks = self._compute_images(
             self._step.model, pixels, chunks, len(pixels), "held-out images"
         )
@@ -337,10 +279,10 @@ class _FeatureSource:
         is_pooled = self._is_pooled(model)
         lengths = [len(text) for text in tokens]
         done = 0
-        for group in _slices(len(tokens), TEXTS_SORTED_TOGETHER):
+        for group in slices(len(tokens), TEXTS_SORTED_TOGETHER):
             numbers = range(group.start, group.stop)
             by_length = sorted(numbers, key=lengths.__getitem__)
-            chunks = [by_length[rows] for rows in _slices(len(by_length), TEXT_BATCH)]
+            chunks = [by_length[rows] for rows in slices(len(by_length), TEXT_BATCH)]
             computed = self._ranks.compute_in_shares(compute, chunks)
             features_of: dict[int, np.ndarray] = {}
             for chunk, features in zip(chunks, computed, strict=True):
@@ -428,9 +370,3 @@ def _check_half(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
 def _fits_half(block: np.ndarray) -> bool:
     """Return whether half precision can hold a block. A block with NaN does not fit."""
     return not block.size or bool(np.abs(block).max() < MAX_HALF_FEATURE)
-
-
-def _slices(count: int, size: int) -> Iterator[slice]:
-    """Yield consecutive slices of at most `size` that cover `count` rows."""
-    for first in range(0, count, size):
-        yield slice(first, min(count, first + size))

@@ -37,8 +37,7 @@ class HeadDropout:
 
     @contextmanager
     def applied(self, masks: Mapping[str, Tensor], passes: Mapping[str, str]) -> Iterator[None]:
-        """Apply the masks while towers compute. `passes` has the name of the pass for each
-        tower."""
+        """Apply masks while towers compute. `passes` names the pass of each tower."""
         heads = {tower: head for tower, head in self._heads.items() if tower in passes}
         for tower, head in heads.items():
             head.dropping = {}

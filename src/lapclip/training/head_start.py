@@ -45,7 +45,7 @@ def start_heads(model: CLIP, features: CachedFeatures | None, data: DataSet) -> 
 
 
 def _is_long(map_FE: Tensor) -> Tensor:
-    """Return which directions of a map are more than noise."""
+    """Return which directions (columns) of a map are long enough to be more than noise."""
     lengths_E = map_FE.norm(dim=0)
     return lengths_E > MIN_RELATIVE_LENGTH * lengths_E.amax()
 

@@ -229,7 +229,13 @@ class ContrastiveRows(NamedTuple):
 
 
 def contrastive_rows(
-    rows: LossRows, other: str, positives: str, name: str, smoothing: float = 0.0
+    rows: LossRows,
+    other: str,
+    positives: str,
+    name: str,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    smoothing: float = 0.0,
 ) -> ContrastiveRows:
     """Return this rank's part of the contrastive loss `name` of images and another pass.
 
@@ -238,8 +244,7 @@ def contrastive_rows(
     assert rows.columns is not None
     image_RE, other_RE = rows.own["image"], rows.own[other]
     image_CE, other_CE = rows.gathered["image"], rows.gathered[other]
-    pairs, scale, bias = rows.pairs[positives], rows.model.logit_scale.exp(), rows.model.logit_bias
-    columns, dtype = rows.columns, image_RE.dtype
+    pairs, columns, dtype = rows.pairs[positives], rows.columns, image_RE.dtype
     if name == "softmax":
         by_image = SoftmaxRows(pairs.by_image_RB, smoothing, dtype)
         by_other = SoftmaxRows(pairs.by_text_RB, smoothing, dtype)

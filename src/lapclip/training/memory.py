@@ -54,22 +54,23 @@ def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -
 
     "auto" counts as the CPU and as float32.
     """
-    exact, products = count_weights(model)
+    all_weights, rounded_weights = count_weights(model)
     micro = min(train.micro_batch or train.batch_size, train.batch_size)
     is_always_cheap = bool(train.cheap_size) and train.cheap_share == 1
     side = train.cheap_size if is_always_cheap else model.image_size
     further_crops = [other for other in Objectives(train).passes if other.tower == "image"]
-    image = _image_bytes(model, train, side) * (1 + len(further_crops))
-    activations = micro * (image + _text_bytes(model, train, caption_tokens))
-    gradients = 4 * exact
+    image_bytes = _image_bytes(model, train, side) * (1 + len(further_crops))
+    activations = micro * (image_bytes + _text_bytes(model, train, caption_tokens))
+    gradients = 4 * all_weights
     if micro >= train.batch_size:
-        # Gradients take the place of activations. While one tower's are freed, the other's stay.
+        # The backward pass frees activations while it computes gradients: about half of them, those
+        # of one tower, before it comes to the other.
         gradients = max(0, gradients - activations // 2)
     return MemoryParts(
-        parameters=4 * exact,
+        parameters=4 * all_weights,
         gradients=gradients,
-        optimizer=8 * exact,
-        rounded=4 * products if train.dtype in HALF else 0,
+        optimizer=8 * all_weights,
+        rounded=4 * rounded_weights if train.dtype in HALF else 0,
         activations=activations,
         base=CPU_BASE if _on_cpu(train) else ACCELERATOR_BASE,
     )

@@ -41,7 +41,7 @@ class ProbeCaptions:
         """
         answers = []
         for image, text in zip(self._images.tolist(), self._texts.tolist(), strict=True):
-            caption = self._pairs.captions[image][0]
+            caption = self._pairs.captions[int(image)][0]
             answers.append(_answer(caption, images @ texts[text], image))
         if self._own:
             for caption, text in zip(self._own, embedder.encode_text(self._own), strict=True):

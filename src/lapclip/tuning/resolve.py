@@ -158,34 +158,33 @@ def refuse_what_cannot_fit(config: Config, longest_caption: int) -> None:
 
 
 def resolve_untimed(config: Config, caption_tokens: int, longest_caption: int) -> Resolved:
-    """Take the accelerator if there is one, float32 and torch's threads. Only kernels are timed."""
+    """Return settings for a run that is not tuned, of which only kernels are timed.
+
+    Takes the accelerator if there is one, float32 and torch's number of threads.
+    """
     train, model = config.train, config.model
     is_frozen = is_partly_frozen(config)
-    device, device_reason = choose_device(train.device)
-    threads, threads_reason = choose_threads(train)
-    reasons = {
-        "train.device": device_reason,
-        "train.threads": threads_reason,
-        "train.dtype": "asked for",
-    }
+    reasons = {}
+    device, reasons["train.device"] = choose_device(train.device)
+    threads, reasons["train.threads"] = choose_threads(train)
+    reasons["train.dtype"] = "asked for"
     if train.dtype == AUTO:
         train = replace(train, dtype="float32")
         reasons["train.dtype"] = "others are not timed for this run"
     prepare_device(device, threads)
     if is_frozen:
-        compile, compile_reason = "none", "only part of the model learns"
+        compile, reasons["train.compile"] = "none", "only part of the model learns"
     else:
         check_memory(model, train, longest_caption, device)
-        compile, compile_reason = choose_compile(train.compile, device)
-    reasons["train.compile"] = compile_reason
+        compile, reasons["train.compile"] = choose_compile(train.compile, device)
     train = replace(train, device=device.kind, threads=threads, compile=compile)
-    forms = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
+    kernels = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
     if not (model.image_from or model.text_from):
-        forms, why_forms = choose_kernels(model, train, caption_tokens, device)
-        reasons |= why_forms
-    train = replace(train, **forms)
+        kernels, kernel_reasons = choose_kernels(model, train, caption_tokens, device)
+        reasons |= kernel_reasons
+    train = replace(train, **kernels)
     if not is_frozen:
-        check_memory(model, train, longest_caption, device)  # some forms take more than others
+        check_memory(model, train, longest_caption, device)  # kernels differ in memory
     return Resolved(replace(config, train=train), device, reasons)
 
 

@@ -1,25 +1,31 @@
-"""Consistency: two crops of an image have embeddings that are close (`train.consistency`).
+"""Consistency: two crops of an image are close, crops of others are not (`train.consistency`).
 
-Shapes: B pairs of a batch, R of them this process's own, E embedding.
+Shapes: B pairs of a batch, R of them this process's own.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
+
 from lapclip.config import ALL, KEEP, TrainConfig
 from lapclip.errors import ConfigError
+from lapclip.training.loss_rows import contrastive_rows
 from lapclip.training.objectives.base import LossRows, Objective, Pass, Term
+from lapclip.training.objectives.contrastive import LOSSES, logits_of
 
 SECOND_CROP = Pass("second_crop", "image")
+SCALE = 10.0  # factor of similarities: a temperature of 0.1, as in SLIP (arXiv 2112.12750)
 
 
 class Consistency(Objective):
-    """The mean distance of the embeddings of two crops."""
+    """The softmax loss between the crops. Pairs that share an image or a caption are positives."""
 
     passes = (SECOND_CROP,)
+    gathers = ("image", SECOND_CROP.name)
     metrics: ClassVar = {
-        "consistency_loss": "How far the embeddings of two crops of an image are apart."
+        "consistency_loss": "How badly crops of an image are told from crops of others."
     }
 
     def __init__(self, config: TrainConfig) -> None:
@@ -40,6 +46,11 @@ class Consistency(Objective):
             )
 
     def term(self, rows: LossRows) -> Term:
-        crop_RE, second_RE = rows.own["image"], rows.own[SECOND_CROP.name]
-        loss = (1 - (crop_RE * second_RE).sum(1)).sum() / rows.size
+        if rows.columns is not None:
+            scale = torch.tensor(SCALE, device=rows.own["image"].device)
+            name = SECOND_CROP.name
+            loss = contrastive_rows(rows, name, "positives_BB", "softmax", scale).loss
+            return Term(loss, {"consistency_loss": loss.detach()})
+        by_first_RB, by_second_RB = logits_of(rows, SECOND_CROP.name, SCALE)
+        loss = LOSSES["softmax"].of_rows(by_first_RB, by_second_RB, rows.pairs["positives_BB"])
         return Term(loss, {"consistency_loss": loss.detach()})

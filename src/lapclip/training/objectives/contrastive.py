@@ -153,10 +153,15 @@ class Contrastive(Objective):
         pairs, config = rows.pairs["positives_BB"], self.config
         if rows.columns is not None:
             loss, t2i_accuracy, i2t_accuracy = contrastive_rows(
-                rows, "text", "positives_BB", config.loss, config.label_smoothing
+                rows,
+                "text",
+                "positives_BB",
+                config.loss,
+                *model_scale(rows.model),
+                config.label_smoothing,
             )
         else:
-            by_image_RB, by_text_RB = logits_of(rows, "text")
+            by_image_RB, by_text_RB = logits_of(rows, "text", *model_scale(rows.model))
             loss = LOSSES[config.loss].of_rows(
                 by_image_RB, by_text_RB, pairs, config.label_smoothing
             )
@@ -184,13 +189,19 @@ class Contrastive(Objective):
             model.start_logits(loss.initial_scale, bias)
 
 
-def logits_of(rows: LossRows, other: str) -> tuple[Tensor, Tensor]:
-    """Return the scaled similarities of own images with all rows of another pass, and of its own
+def model_scale(model: CLIP) -> tuple[Tensor, Tensor | None]:
+    """Return the learned factor and offset of similarities."""
+    return model.logit_scale.exp(), model.logit_bias
+
+
+def logits_of(
+    rows: LossRows, other: str, scale: Tensor | float, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return scaled similarities with another pass: own images with all of its rows, and its own
     rows with all images.
 
     For a whole batch the second is the transpose of the first, so there is one product.
     """
-    scale, bias = rows.model.logit_scale.exp(), rows.model.logit_bias
     by_image_RB = scale * rows.own["image"] @ rows.gathered[other].T
     if bias is not None:
         by_image_RB = by_image_RB + bias

@@ -19,7 +19,7 @@ from lapclip.data.ragged import Ragged
 from lapclip.seeding import generator
 from lapclip.training.loss_rows import contrastive_rows
 from lapclip.training.objectives.base import LossRows, Objective, Pass, Term
-from lapclip.training.objectives.contrastive import LOSSES, logits_of
+from lapclip.training.objectives.contrastive import LOSSES, logits_of, model_scale
 
 MIN_IMAGES = 2  # with a phrase; of one image alone its captions say more
 RARITY = 0.5  # a phrase of an image is drawn in proportion to (images that have it) ** -RARITY
@@ -80,9 +80,12 @@ class PhraseObjective(Objective):
     def term(self, rows: LossRows) -> Term:
         if rows.columns is not None:
             name, smoothing = self.config.loss, self.config.label_smoothing
-            loss = contrastive_rows(rows, PHRASE.name, "phrase_positives_BB", name, smoothing).loss
+            scale, bias = model_scale(rows.model)
+            loss = contrastive_rows(
+                rows, PHRASE.name, "phrase_positives_BB", name, scale, bias, smoothing
+            ).loss
             return Term(loss, {"phrase_loss": loss.detach()})
-        by_image_RB, by_phrase_RB = logits_of(rows, PHRASE.name)
+        by_image_RB, by_phrase_RB = logits_of(rows, PHRASE.name, *model_scale(rows.model))
         loss = LOSSES[self.config.loss].of_rows(
             by_image_RB,
             by_phrase_RB,
