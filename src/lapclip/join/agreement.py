@@ -11,7 +11,7 @@ import os
 from dataclasses import asdict, dataclass
 
 from lapclip.config import Config
-from lapclip.errors import LostRank, RunError
+from lapclip.errors import RunError
 from lapclip.suggest import command
 from lapclip.text import printable
 
@@ -65,13 +65,6 @@ class Agreement:
 def invited_machines() -> int:
     """Return how many computers the host of this process trains with. 0 without a host."""
     return int(os.environ.get(MACHINES, "0"))
-
-
-def check_host_writes(*, writes: bool) -> None:
-    """Refuse ranks of which a guest writes the run: the others open what the writer names."""
-    is_guest = Agreement.of_this_process() is not None
-    if invited_machines() and writes == is_guest:
-        raise LostRank("The computers have met without their host.")
 
 
 def resume_words(run: str) -> str:

@@ -207,6 +207,8 @@ def share_start(trainer: Trainer) -> None:
         return
     message = None
     if ranks.writes:
+        if invited_machines():  # so that `resume` is suggested with as many
+            trainer.run.record("join", {"machines": invited_machines()})
         train = asdict(trainer.config.train)
         if trainer.features is None or trainer.features.is_empty:
             train["features"] = NEVER
