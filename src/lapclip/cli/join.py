@@ -44,13 +44,14 @@ def join(host: str, /, *, common: Common | None = None) -> int:
     address, port = parse_place(host)
     tries = MAX_TRIES if sys.stdin.isatty() else 1
     with display() as shown:
-        for remaining in reversed(range(tries)):
+        while True:
             client = HostClient(address, port, parse_key(_ask_for_key()))
             try:
                 joined = join_host(client, say, shown.counting("copying the data"))
                 break
             except WrongKey as error:
-                if not remaining:
+                tries -= 1
+                if not tries:
                     raise
                 say(error.message)
     line = f"The run of {joined.host} is over, after {duration(joined.seconds)}."

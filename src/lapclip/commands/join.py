@@ -52,7 +52,7 @@ class Plan:
     data: DataSet
 
 
-def plan_new_run(request: TrainRequest, name: str | None, progress: DataProgress) -> Plan:
+def plan_new_run(request: TrainRequest, name: str | None, progress: DataProgress | None) -> Plan:
     """Plan a new run. Refuses what several computers cannot train."""
     check_name(name)
     complete = read_request(request)
@@ -61,7 +61,9 @@ def plan_new_run(request: TrainRequest, name: str | None, progress: DataProgress
     return Plan(inputs.config, inputs.data)
 
 
-def plan_resumed_run(name: str | None, moved_data: str | None, progress: DataProgress) -> Plan:
+def plan_resumed_run(
+    name: str | None, moved_data: str | None, progress: DataProgress | None
+) -> Plan:
     """Plan to continue a run. `moved_data` is where its data lies now, if it was moved."""
     run = find_unfinished_run(name)
     saved = run.read_settings()

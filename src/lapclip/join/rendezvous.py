@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import psutil
 from torch.distributed import DistError, TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -101,7 +101,7 @@ def train_with_others(
                 exit_barrier_timeout=EXIT_SECONDS,
                 shutdown_timeout=SAVE_SECONDS,
             )
-            result = agent.run()
+            result = cast(RunResult, agent.run())
         except SignalException as interrupt:
             return 128 + interrupt.sigval
         except (RendezvousError, DistError, RuntimeError, TimeoutError, OSError) as error:
