@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where tests/ is
@@ -43,8 +43,8 @@ class Bench:
     batch: int
     steps: int
     kernels: Sequence[str] = ()
-    prefix: Sequence[str] = ()
-    """Words before the commands of the second host."""
+    has_slow_host: bool = False
+    """Whether the second host has half a core."""
 
     def train(self, batch: int, *settings: str) -> list[str]:
         """Return the arguments of a run that takes nothing but steps."""
@@ -76,15 +76,20 @@ class Bench:
     def run_peer(self, python: str, count: int) -> float:
         """Return the pairs a second of OpenCLIP on so many hosts."""
         out = self.hosts.folder(0) / "peer.json"
+        out.unlink(missing_ok=True)
         script = [str(Path(__file__)), "--as-peer", self.model, str(self.batch), str(out)]
         script += ["--steps", str(self.steps)]
         processes = []
         for host in range(count):
             line = self.hosts.torchrun(host, script, count=count, python=python)
             processes.append(self.hosts.start(host, line, stderr=subprocess.DEVNULL))
-        statuses = [process.wait(PATIENCE_SECONDS) for process in processes]
-        if any(statuses):
-            raise SystemExit("OpenCLIP's step failed.")
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not out.exists():
+            if time.monotonic() > until or any(process.poll() for process in processes):
+                raise SystemExit("OpenCLIP's step failed.")
+            time.sleep(0.1)
+        for host in range(count):
+            self.hosts.kill(host)  # gloo sometimes waits forever in its own end
         return self.batch / statistics.mean(json.loads(out.read_text())[WARM_UP_STEPS:])
 
     def _until(self, lines: Sequence[Sequence[str]], timed: Sequence[int]) -> list[list[dict]]:
@@ -92,9 +97,10 @@ class Bench:
         paths = [self.hosts.folder(host) / "runs" / "run" / "events.jsonl" for host in timed]
         processes = []
         for host, line in enumerate(lines):
-            prefix = self.prefix if host == 1 else ()
             with (self.hosts.folder(host) / "stderr.txt").open("w") as stderr:
-                processes.append(self.hosts.start(host, [*prefix, *line], stderr=stderr))
+                processes.append(self.hosts.start(host, line, stderr=stderr))
+            if self.has_slow_host and host == 1:
+                (HALF_CORE / "cgroup.procs").write_text(str(processes[1].pid))
         until = time.monotonic() + PATIENCE_SECONDS
         try:
             while True:
@@ -181,13 +187,12 @@ def exchange(options: argparse.Namespace) -> None:
 
 
 def slow_host(options: argparse.Namespace) -> None:
-    """One host has half a core: the rows that the run suggests against equal rows."""
+    """One host has half a core (cgroups, version 1): the rows that the run suggests against equal rows."""
     HALF_CORE.mkdir(exist_ok=True)
     (HALF_CORE / "cpu.cfs_quota_us").write_text("50000")
     (HALF_CORE / "cpu.cfs_period_us").write_text("100000")
-    prefix = ["sh", "-c", f'echo $$ > {HALF_CORE}/cgroup.procs; exec "$@"', "sh"]
     with bench("seed", 24, options) as both:
-        both = Bench(both.hosts, "seed", 24, options.steps + 8, both.kernels, prefix)
+        both = replace(both, steps=max(options.steps, 10), has_slow_host=True)
         _, events = both.run_together()
         advice = [event["advice"] for event in events if event["type"] == "ranks"][-1]
         suggested = re.search(r"train\.rows=[\d,]+", advice)
@@ -231,9 +236,8 @@ def be_peer(model: str, batch: int, out: Path, steps: int) -> None:
         step(pixels, tokens).item()
         seconds.append(time.perf_counter() - began)
     if rank == 0:
-        out.write_text(json.dumps(seconds))
-    dist.barrier()  # otherwise a rank that is still sending may wait forever
-    dist.destroy_process_group()
+        out.with_suffix(".part").write_text(json.dumps(seconds))
+        out.with_suffix(".part").rename(out)
 
 
 ROWS = {"ddp": ddp, "exchange": exchange, "slow_host": slow_host}

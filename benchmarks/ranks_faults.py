@@ -31,6 +31,7 @@ STEPS = 1500
 TIMEOUT_SECONDS = 90
 FAULTS_PER_RUN = 4
 PAUSE_SECONDS = 4.0
+SETTLING_STEPS = 5  # may still be written after a fault
 BACK_SECONDS = 120.0  # after the end of a fault
 LOST_SECONDS = 600.0
 DISK_BYTES = 1 << 28
@@ -161,7 +162,7 @@ def disturbed(number: int, count: int, losses: dict[int, float]) -> dict[str, An
             restarts = len(run.restarts())
             run.disturb(kind, (number + index) % count)
             faults += 1
-            seconds = run.wait_for_step(run.step())
+            seconds = run.wait_for_step(run.step() + SETTLING_STEPS)
             longest = max(longest, seconds)
             if kind == "stop 30 s":
                 noticed += len(run.restarts()) - restarts

@@ -192,7 +192,7 @@ def test_every_json_object_of_the_page_is_tried() -> None:
 
 
 def test_what_a_guest_reports_has_the_names_that_the_page_promises() -> None:
-    check_promise("join", Joined("192.168.1.20", "finished", "the run is done", 1.0, 2).to_dict())
+    check_promise("join", Joined("192.168.1.20:29400", 1.0, 2).to_dict())
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ def train_command(saved: Mapping[str, Any], *changes: str, recipe: str = "", nam
 
 def resume_command(name: str, saved: Mapping[str, Any]) -> str:
     """Return the command that continues a run, on as many computers as before."""
-    machines = number(_section(saved, "together").get("machines")) or 0
+    machines = number(_section(saved, "join").get("machines")) or 0
     return command("resume", name, *(["--machines", f"{machines:.0f}"] if machines > 1 else []))
 
 

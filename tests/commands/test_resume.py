@@ -367,7 +367,7 @@ def test_a_run_that_prepares_its_data_ends_when_it_is_told_to(
     interrupts.install()
     try:
         with monkeypatch.context() as patch:
-            patch.setattr("lapclip.together.bundle.load_data", prepare)
+            patch.setattr("lapclip.join.send_data.load_data", prepare)
             done = command("resume", "mine")
         assert done.returncode == 143
         assert "lapclip resume mine" in done.stderr

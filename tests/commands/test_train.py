@@ -105,7 +105,6 @@ def test_events_are_named_as_the_contract_says(here: Path) -> None:
 
 
 def test_the_model_learns_more_than_twice_what_a_linear_baseline_does(here: Path) -> None:
-    """The smallest model, on all of the default images; the default run is measured in benchmarks/first_run.py."""
     settings = [
         "train.learning_rate=2e-3",
         "train.batch_size=64",

@@ -34,9 +34,9 @@ from lapclip.cli.stop import stop
 from lapclip.cli.train import train
 from lapclip.cli.tune import tune
 from lapclip.cli.watch import watch
-from lapclip.errors import LapclipError
+from lapclip.errors import LapclipError, LostRank
+from lapclip.machine.torchrun import will_restart
 from lapclip.text import printable, printable_lines, to_json
-from lapclip.together import end_with_agent, is_restarted, tell_agent
 
 app = App(
     name="lapclip",
@@ -79,8 +79,6 @@ def main(arguments: list[str] | None = None) -> None:
         "--debug" in arguments,
         "--json" in arguments and os.environ.get("RANK", "0") == "0",
     )
-    fault: BaseException | None = None
-    end_with_agent()
     try:
         with interrupts.in_command():
             status = (
@@ -90,15 +88,14 @@ def main(arguments: list[str] | None = None) -> None:
             if sys.stdout is not None:  # nobody listens
                 sys.stdout.flush()
     except LapclipError as error:
-        fault = error
-        again = is_restarted(
-            error
-        )  # then it is no result: the process that is started next will have one
-        hint = "Starting again." if again else f"Try: {error.hint}" if error.hint else ""
-        parts = (error.message, hint)  # names in them may hold a line break
-        status = _report(
-            2, "\n".join(printable(part) for part in parts if part), as_json and not again, debug
-        )
+        is_restarted = isinstance(error, LostRank) and will_restart()
+        parts = [printable(error.message)]  # names in it may hold a line break
+        if is_restarted:
+            parts.append("Starting again.")
+        elif error.hint:
+            parts.append(f"Try: {printable(error.hint)}")
+        # The process that is started next will have a result.
+        status = _report(2, "\n".join(parts), as_json and not is_restarted, debug)
     except CycloptsError as error:
         from lapclip.cli.hints import explain
 
@@ -112,13 +109,11 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # stdout, by its number
         status = 0
     except Exception as error:
-        fault = error
         full = _disk_is_full(error)
         message = f"A fault in lapclip: {type(error).__name__}: {error}\nTry: the same command with --debug"
         if full:
             message = f"Nothing can be written any more: {error}\nTry: free some disk space, then the same command"
         status = _report(2 if full else 1, message, as_json, debug)
-    tell_agent(status, fault)
     sys.exit(status)
 
 

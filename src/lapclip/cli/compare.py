@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from lapclip.cli.display import display, loading
-from lapclip.cli.join import TogetherDisplay, check_machines, own_arguments
+from lapclip.cli.join import check_machines, quiet_torch, say
 from lapclip.cli.output import Common, emit, typed
 from lapclip.text import counted
 
@@ -20,7 +20,6 @@ def compare(
     quick: Annotated[bool, Parameter(negative="")] = False,
     seconds: float | None = None,
     machines: int | None = None,
-    address: str | None = None,
     common: Common | None = None,
 ) -> int:
     """Compare the CPU with every accelerator here, over sizes of model and batch, by whole training steps.
@@ -40,19 +39,12 @@ def compare(
     seconds
         Time for the cells; 600 by default. Example: lapclip compare --seconds 120
     machines
-        Find out how much faster so many computers are together, this one among them; the line to type on the others is
-        shown. Example: lapclip compare --machines 2
-    address
-        The address or the interface of this computer at which others join, with or without a port. Example: lapclip
-        compare --machines 2 --address eth0:29500
+        Train the model of recipe seed for a few steps, alone and with so many computers, this one among them; the line
+        to type on the others is shown. Example: lapclip compare --machines 2
     """
-    from lapclip.machine.torchrun import under_torchrun
-
-    check_machines(machines, address, background=False)
+    check_machines(machines, background=False)
     if machines is not None:
-        return _invite(machines, address)
-    if under_torchrun():
-        return _compare_machines(common)
+        return _compare_machines(machines, common)
     with loading():
         from lapclip.commands.compare import compare as compare_devices
 
@@ -62,39 +54,20 @@ def compare(
     return 0
 
 
-def _invite(machines: int, address: str | None) -> int:
-    from lapclip.commands.join import host, offer_comparison
-
-    with display() as shown:
-        offer = offer_comparison(machines, shown.data_progress)
-    return host(offer, machines, address, own_arguments(), None, TogetherDisplay())
-
-
-def _compare_machines(common: Common | None) -> int:
+def _compare_machines(machines: int, common: Common | None) -> int:
+    quiet_torch()
     from lapclip.commands.compare import compare_machines
+    from lapclip.training.request import Callbacks
 
     with display() as shown:
-        found = compare_machines(shown.tuning_progress)
-    if found is not None:
-        emit(found, machines_summary(found), common)
+        callbacks = Callbacks([shown], shown.data_progress, shown.tuning_progress)
+        comparison = compare_machines(machines, callbacks, say)
+    seconds = comparison["alone_step_seconds"], comparison["together_step_seconds"]
+    line = "{:.2f} s a step alone, {:.2f} s together: {:.2f}x as fast".format(
+        *seconds, comparison["speedup"]
+    )
+    emit(comparison, [line], common)
     return 0
-
-
-def machines_summary(found: dict[str, Any]) -> list[str]:
-    """What several machines make of training steps, for people."""
-    cells = found["cells"]
-    if not cells:
-        return ["No size fits into memory and time on these machines."]
-    lines = [
-        f"[bold]{escape(' and '.join(found['machines']))}[/bold]",
-        f"[dim]{'parameters':<11}{'batch':>6}{'alone':>10}{'together':>10}{'speed':>8}[/dim]",
-    ]
-    for cell in cells:
-        alone, together = cell["alone_step_seconds"], cell["step_seconds"]
-        size = f"{cell['parameters'] / 1e6:>7.3g} M  {cell['batch']:>6}"
-        times = f"{alone * 1e3:>7,.0f} ms{together * 1e3:>7,.0f} ms"
-        lines.append(f"{size}{times}{alone / together:>7.2f}x")
-    return lines
 
 
 def summary(found: dict[str, Any]) -> list[str]:

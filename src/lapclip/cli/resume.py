@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from lapclip.cli.display import display, loading
-from lapclip.cli.join import TogetherDisplay, check_machines, own_arguments
+from lapclip.cli.join import check_machines, invite
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.train import report_outcome
 from lapclip.errors import ConfigError
@@ -22,7 +22,6 @@ def resume(
     data: str | None = None,
     background: Annotated[bool, Parameter(negative="")] = False,
     machines: int | None = None,
-    address: str | None = None,
     detached: Annotated[bool, Parameter(negative="", show=False)] = False,
     common: Common | None = None,
 ) -> int:
@@ -44,15 +43,12 @@ def resume(
         Return at once; the run goes on without this terminal. Example: lapclip resume --background
     machines
         Go on with so many computers, this one among them. Example: lapclip resume --machines 2
-    address
-        The address or the interface of this computer at which others join, with or without a port. Example: lapclip
-        resume --machines 2 --address eth0:29500
     detached
         This is the process in the background.
     """
     from lapclip.machine.torchrun import under_torchrun
 
-    check_machines(machines, address, background=background)
+    check_machines(machines, background=background)
     if background and under_torchrun():
         raise ConfigError(
             "--background cannot be had under torchrun.", hint="nohup torchrun ... &, or a terminal"
@@ -78,12 +74,8 @@ def resume(
         from lapclip.training.ranks_in_a_run import take_part
         from lapclip.training.request import Callbacks
 
-    if machines is not None:
-        from lapclip.commands.join import host, offer_again
-
-        with display() as shown:
-            offer = offer_again(run, shown.data_progress, data)
-        return host(offer, machines, address, own_arguments(), run, TogetherDisplay())
+    if machines is not None and not under_torchrun():
+        return invite(machines, lambda plans, progress: plans.plan_resumed_run(run, data, progress))
     with display() as shown:
         # In the background log.txt has the run's lines already.
         listeners = [] if detached else [shown]

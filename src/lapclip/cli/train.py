@@ -13,16 +13,16 @@ from rich.markup import escape
 
 from lapclip.cli.display import display, loading
 from lapclip.cli.eval import recall_table, short_query_line, start_lines
-from lapclip.cli.join import TogetherDisplay, check_machines, own_arguments
+from lapclip.cli.join import check_machines, invite
 from lapclip.cli.model import have_model
 from lapclip.cli.output import Common, emit, source_setting, typed
 from lapclip.config import flag_settings, recipe_for
 from lapclip.errors import ConfigError
 from lapclip.evaluation import note_on_chance, note_on_few
+from lapclip.join.agreement import invited_machines, resume_words
 from lapclip.runs.trend import is_worse
 from lapclip.suggest import command, train_command
 from lapclip.text import duration
-from lapclip.together import machines_wanted, resume_together
 
 if TYPE_CHECKING:
     from lapclip.runs.folder import TrainRequest
@@ -50,7 +50,6 @@ def train(
     ] = (),
     yes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     machines: int | None = None,
-    address: str | None = None,
     common: Common | None = None,
 ) -> int:
     """Train a model: on your images and captions or on ones that lapclip draws, from scratch or from weights.
@@ -113,15 +112,12 @@ def train(
     machines
         Train with so many computers, this one among them; the line to type on the others is shown. Example: lapclip
         train photos/ --machines 2
-    address
-        The address or the interface of this computer at which others join, with or without a port. Example: lapclip
-        train photos/ --machines 2 --address eth0:29500
     """
     from lapclip.machine.torchrun import under_torchrun
     from lapclip.runs.folder import TrainRequest, check_name
     from lapclip.which_model import start_setting, teacher_setting
 
-    check_machines(machines, address, background=background)
+    check_machines(machines, background=background)
     if background and under_torchrun():
         raise ConfigError(
             "--background cannot be had under torchrun.", hint="nohup torchrun ... &, or a terminal"
@@ -162,13 +158,9 @@ def train(
         ]
         emit({"run": str(run.path), "name": run.name, "state": "starting"}, lines, common)
         return 0
+    if machines is not None:
+        return invite(machines, lambda plans, progress: plans.plan_new_run(request, name, progress))
     with display() as shown:
-        if machines is not None:
-            from lapclip.commands.join import host, offer_new
-
-            offer = offer_new(request, name, machines, shown.data_progress)
-            shown.close()
-            return host(offer, machines, address, own_arguments(), name, TogetherDisplay())
         with loading():
             from lapclip.commands.train import train as train_run
             from lapclip.training.request import Callbacks
@@ -201,7 +193,7 @@ def report_outcome(outcome: TrainOutcome, common: Common | None, whole: str = "i
 
     A run that stopped only to meet other computers has no result yet: its agent starts it again.
     """
-    if outcome.exit_status == 128 + signal.SIGTERM and machines_wanted():
+    if outcome.exit_status == 128 + signal.SIGTERM and invited_machines():
         print(
             f"Saved after step {outcome.steps:,} of {outcome.run}: the computers meet again.",
             file=sys.stderr,
@@ -217,7 +209,7 @@ def summary(outcome: TrainOutcome, whole: str = "in all") -> list[str]:
     if outcome.evaluation is None:
         return [
             f"Stopped after step {outcome.steps:,} of {outcome.run}; everything is saved.",
-            f"Go on: {escape(typed(resume_together(name)))}",
+            f"Go on: {escape(typed(resume_words(name)))}",
         ]
     seconds = (
         f"{duration(outcome.training_seconds)} of training, {duration(outcome.seconds)} {whole}"

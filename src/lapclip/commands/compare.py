@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import statistics
+from contextlib import chdir
+from itertools import pairwise
 from typing import Any
 
-from lapclip.errors import ConfigError
+from lapclip.commands.join import invite, plan_new_run
+from lapclip.commands.train import train
+from lapclip.errors import ConfigError, JoinError
 from lapclip.machine.choose_device import available
-from lapclip.paths import CacheFile
+from lapclip.paths import CacheFile, temporary_folder
 from lapclip.progress import Status
-from lapclip.training.distributed import joined_ranks
+from lapclip.runs.events import read_events
+from lapclip.runs.folder import TrainRequest, find_run
+from lapclip.training.request import Callbacks
 from lapclip.tuning.compare import QUICK_SECONDS, SECONDS, compare_devices
-from lapclip.tuning.compare_machines import compare_together
 from lapclip.tuning.rehearsal import measure_phases
+
+# The short run that is timed alone and with other computers.
+RECIPE = "seed"
+SETTINGS = ("train.steps=12",)
+ALONE, TOGETHER = "alone", "together"
 
 
 def compare(*, quick: bool, seconds: float | None, progress: Status) -> dict[str, Any]:
@@ -33,8 +44,28 @@ def compare(*, quick: bool, seconds: float | None, progress: Status) -> dict[str
     return found
 
 
-def compare_machines(progress: Status) -> dict[str, Any] | None:
-    """Under torchrun, time several machines together. None on ranks that do not report."""
-    with joined_ranks() as ranks:
-        found = compare_together(ranks, progress)
-    return found if ranks.writes else None
+def compare_machines(machines: int, callbacks: Callbacks, say: Status) -> dict[str, Any]:
+    """Time steps of a short run alone, then of the same run with other computers."""
+    request = TrainRequest(RECIPE, SETTINGS, None)
+    arguments = ["train", "--recipe", RECIPE, "--name", TOGETHER]
+    for setting in SETTINGS:
+        arguments += ["--set", setting]
+    with temporary_folder("compare") as folder, chdir(folder):
+        train(request, ALONE, callbacks)
+        plan = plan_new_run(request, TOGETHER, callbacks.data_progress)
+        if invite(plan, machines, arguments, say, lambda done, total: None):
+            raise JoinError("The run with the other computers failed; the reason is above.")
+        alone, together = _step_seconds(ALONE), _step_seconds(TOGETHER)
+    return {
+        "machines": machines,
+        "alone_step_seconds": alone,
+        "together_step_seconds": together,
+        "speedup": alone / together,
+    }
+
+
+def _step_seconds(name: str) -> float:
+    """Return the median time of a step of a run, without the first two."""
+    events = read_events(find_run(name).events)
+    times = [event["time"] for event in events if event["type"] == "step"]
+    return statistics.median(later - earlier for earlier, later in pairwise(times[2:]))

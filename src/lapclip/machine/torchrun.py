@@ -24,3 +24,9 @@ def job_agent() -> int | None:
     """Return the process that tells a job without a name from others. None for a job with a name."""
     is_unnamed = os.environ.get("TORCHELASTIC_RUN_ID", UNNAMED_JOB) == UNNAMED_JOB
     return os.getppid() if is_unnamed else None
+
+
+def will_restart() -> bool:
+    """Return whether torchrun starts this process again if it fails."""
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return restarts < int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))

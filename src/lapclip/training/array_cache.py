@@ -14,9 +14,9 @@ import numpy as np
 
 from lapclip.data.packed_store import room_left
 from lapclip.errors import DataError
+from lapclip.join.agreement import name_here
 from lapclip.machine.desktop import ends_in_order
 from lapclip.paths import cache_folder, sweep, write_atomic
-from lapclip.together import name_here
 
 MAX_DISK_SHARE = 0.5  # of the free disk, for one array
 UNUSED_SECONDS = 30 * 86_400

@@ -21,6 +21,7 @@ from lapclip.data.splits import TRAIN
 from lapclip.data.tokenizers import load_tokenizer
 from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.evaluation import note_on_held_out
+from lapclip.join.send_data import load_again
 from lapclip.machine.choose_device import (
     candidates,
     choose_compile,
@@ -35,7 +36,6 @@ from lapclip.progress import DataProgress
 from lapclip.runs.events import mapping, read_events
 from lapclip.runs.folder import Run
 from lapclip.suggest import command
-from lapclip.together.bundle import load_again
 from lapclip.training.distributed import ALONE, Ranks
 from lapclip.training.initial_weights import InitialWeights, restore_initial_weights
 from lapclip.training.objectives import Objectives

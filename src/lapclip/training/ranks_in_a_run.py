@@ -24,6 +24,7 @@ from lapclip.config import DEFAULT_RECIPE, FSDP, NEVER, Layer, build_config, rea
 from lapclip.data.tokenizers import save_tokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import LostRank, TrainingError
+from lapclip.join.agreement import Agreement, invited_machines, name_here
 from lapclip.machine.torchrun import job, job_agent, under_torchrun
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import cache_folder, temporary_folder, write_atomic
@@ -32,7 +33,6 @@ from lapclip.runs.events import EventLog, read_events
 from lapclip.runs.folder import Run, run_of_job
 from lapclip.runs.heartbeat import beat_of, read_beat, write_beat
 from lapclip.text import one_line
-from lapclip.together import Agreement, machines_wanted, name_here
 from lapclip.training.checkpoint import Progress, optimizer_tensors, restore_optimizer, save_model
 from lapclip.training.distributed import (
     Ranks,
@@ -113,7 +113,7 @@ def halve_after_memory(run: Run, ranks: Ranks) -> None:
 def check_place(ranks: Ranks) -> None:
     """Refuse a guest that would write and a host that would follow: it would open what others name."""
     is_guest = Agreement.of_this_process() is not None
-    if machines_wanted() and ranks.writes == is_guest:
+    if invited_machines() and ranks.writes == is_guest:
         raise LostRank(
             "The computers have met without their host, or in another order.",
             hint="lapclip join again",
@@ -207,6 +207,8 @@ def share_start(trainer: Trainer) -> None:
         return
     message = None
     if ranks.writes:
+        if invited_machines():  # so that `resume` is suggested with as many
+            trainer.run.record("join", {"machines": invited_machines()})
         train = asdict(trainer.config.train)
         if trainer.features is None or trainer.features.is_empty:
             train["features"] = NEVER

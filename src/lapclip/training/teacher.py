@@ -20,6 +20,7 @@ from lapclip.data.pixels import View
 from lapclip.data.vector_files import NamedVectors, is_vector_file, vector_file
 from lapclip.embedder import Embedder, distinct_captions, load_torch
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError, first_line
+from lapclip.join.agreement import Agreement
 from lapclip.paths import digest_of_bytes
 from lapclip.progress import DataProgress, ignore_progress
 from lapclip.text import printable
@@ -161,6 +162,8 @@ def open_teacher(config: Config) -> Teacher | None:
     name = config.train.teacher
     if not name:
         return None
+    if Agreement.of_this_process():
+        raise ConfigError("A guest opens no teacher, and the host did not send its vectors.")
     try:
         if is_vector_file(name):
             return TeacherFile(Path(name))
