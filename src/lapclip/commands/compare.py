@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import statistics
-from contextlib import chdir
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +14,7 @@ from lapclip.commands.train import train
 from lapclip.errors import ConfigError, JoinError
 from lapclip.machine.choose_device import available
 from lapclip.paths import CacheFile, temporary_folder
-from lapclip.progress import Status
+from lapclip.progress import Status, ignore_progress
 from lapclip.runs.events import read_events
 from lapclip.runs.folder import TrainRequest, find_run
 from lapclip.training.request import Callbacks
@@ -53,7 +55,9 @@ def compare_machines(machines: int, callbacks: Callbacks, say: Status) -> dict[s
     with temporary_folder("compare") as folder, chdir(folder):
         train(request, ALONE, callbacks)
         plan = plan_new_run(request, TOGETHER, callbacks.data_progress)
-        if invite(plan, machines, arguments, say, lambda done, total: None):
+        with _output_to_stderr():
+            status = invite(plan, machines, arguments, say, ignore_progress)
+        if status:
             raise JoinError("The run with the other computers failed; the reason is above.")
         alone, together = _step_seconds(ALONE), _step_seconds(TOGETHER)
     return {
@@ -62,6 +66,18 @@ def compare_machines(machines: int, callbacks: Callbacks, say: Status) -> dict[s
         "together_step_seconds": together,
         "speedup": alone / together,
     }
+
+
+@contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """Send what processes print meanwhile to stderr: the comparison alone belongs on stdout."""
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _step_seconds(name: str) -> float:
