@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, cast
 
 import torch
 
@@ -22,9 +20,12 @@ from lapclip.machine.choose_device import choose_device, default_threads, prepar
 from lapclip.machine.device import Device
 from lapclip.measure.phases import Stopwatch
 from lapclip.measure.timing import Timer
+from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.model.sizes import count_weights
+from lapclip.training.distributed import ALONE
 from lapclip.training.loss_rows import Columns, contrastive_rows
+from lapclip.training.objectives.base import LossRows, TruePairs
 
 MODEL = "vit-b-16"
 SHAPE = SHAPES[MODEL]
@@ -155,18 +156,20 @@ def loss_of_rows(cluster: Cluster) -> Callable[[], object]:
         drawn = torch.randn(count, SHAPE.embedding, device="cuda")
         return torch.nn.functional.normalize(drawn, dim=1).requires_grad_()
 
-    own = [embeddings(cluster.rows), embeddings(cluster.rows)]
-    whole_batch = [embeddings(cluster.batch), embeddings(cluster.batch)]
-    ranks = cast(Any, SimpleNamespace(gather=lambda tensors, rows: whole_batch))
-    columns = Columns(ranks, [cluster.batch], is_ring=False)
     positives = torch.eye(cluster.rows, cluster.batch, dtype=torch.bool, device="cuda")
+    rows = LossRows(
+        model=CLIP(SHAPE),
+        own={name: embeddings(cluster.rows) for name in ("image", "text")},
+        gathered={name: embeddings(cluster.batch) for name in ("image", "text")},
+        pairs={"positives_BB": TruePairs(positives, positives)},
+        extras={},
+        size=cluster.batch,
+        columns=Columns(ALONE, [cluster.batch], is_ring=False),
+    )
     scale = torch.tensor(100.0, device="cuda", requires_grad=True)
 
     def compute() -> None:
-        terms = contrastive_rows(
-            "softmax", own[0], own[1], scale, None, positives, positives, columns
-        )
-        terms.loss.backward()
+        contrastive_rows(rows, "text", "positives_BB", "softmax", scale).loss.backward()
 
     return compute
 

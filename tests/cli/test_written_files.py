@@ -17,7 +17,6 @@ from ..conftest import SMALL, lapclip, run_on_full_disk, set_flags
 from ..small_runs import photos
 
 READ = {
-    "join --key-file",
     "search FOLDER",
     "search --like",
     "serve --api-key-file",

@@ -447,10 +447,11 @@ def test_what_fails_while_starting_is_shown_with_its_words(here: Path) -> None:
     begin("mine", [*SMALL, "data.train_pairs=12"])
     run = find_run("mine")
     wait_until(lambda: run.state == "failed")
-    assert "train.batch_size 16 is more than the 12 training images" in run.log.read_text()
+    reason = "train.batch_size 16 is more than the 12 training images"
+    wait_until(lambda: reason in run.log.read_text())  # printed once the event is written
     done = lapclip("eval", "mine")
     assert done.returncode == 2
-    assert "did not start: train.batch_size 16 is more than the 12 training images" in done.stderr
+    assert f"did not start: {reason}" in done.stderr
 
 
 def test_a_folder_becomes_a_run_when_its_settings_are_chosen(here: Path) -> None:

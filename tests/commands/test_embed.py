@@ -27,6 +27,7 @@ from lapclip.data import vector_files
 from lapclip.data.loading import load_data
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError, DataError, LapclipError, RunBusy
+from lapclip.progress import ignore_progress
 from lapclip.training.teacher import TeacherFile
 
 from ..conftest import command, lapclip
@@ -110,13 +111,13 @@ def test_a_file_teaches(trained: Path, here: Path, ending: str) -> None:
     embedded(data, here / f"out{ending}", trained)
     pairs = load_data(DataConfig(source=str(data)), 64).train
     config = DataConfig(source=str(data))
-    image, text = TeacherFile(here / f"out{ending}").embed(config, pairs, None)
+    vectors = TeacherFile(here / f"out{ending}").embed(config, pairs, ignore_progress)
     model = package.load(trained)
     np.testing.assert_allclose(
-        image, model.encode_image([data / name for name in pairs.names]), atol=1e-5
+        vectors.images, model.encode_image([data / name for name in pairs.names]), atol=1e-5
     )
     captions = [caption for options in pairs.captions for caption in options]
-    np.testing.assert_allclose(text, model.encode_text(captions), atol=1e-5)
+    np.testing.assert_allclose(vectors.captions, model.encode_text(captions), atol=1e-5)
 
 
 def test_a_file_that_is_up_to_date_says_what_it_lacks(trained: Path, here: Path) -> None:

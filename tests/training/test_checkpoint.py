@@ -203,12 +203,14 @@ def test_all_of_a_checkpoint_is_on_disk_before_it_has_its_name(
     monkeypatch.setattr(paths, "flush", flush)
     monkeypatch.setattr(paths, "replace", replace)
     final = save_checkpoint(folder, *trained(), Progress(step=5))
+    assert final is not None
     assert len(list(final.iterdir())) == 3
     assert done[-2:] == [("replace", final), ("flush", folder)]
 
 
 def test_checkpoints_hold_no_pickles_and_half_written_ones_do_not_count(folder: Path) -> None:
     path = save_checkpoint(folder, *trained(), Progress(step=5))
+    assert path is not None
     assert {file.suffix for file in path.iterdir()} == {".json", ".safetensors"}
     (folder / ".step-00000010.partial").mkdir()
     assert list_checkpoints(folder) == [path]

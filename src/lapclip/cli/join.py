@@ -44,11 +44,11 @@ def join(host: str, /, *, common: Common | None = None) -> int:
     address, port = parse_place(host)
     tries = MAX_TRIES if sys.stdin.isatty() else 1
     with display() as shown:
-        while True:
+        joined = None
+        while joined is None:
             client = HostClient(address, port, parse_key(_ask_for_key()))
             try:
                 joined = join_host(client, say, shown.counting("copying the data"))
-                break
             except WrongKey as error:
                 tries -= 1
                 if not tries:

@@ -54,7 +54,7 @@ def compare_machines(machines: int, callbacks: Callbacks, say: Status) -> dict[s
         arguments += ["--set", setting]
     with temporary_folder("compare") as folder, chdir(folder):
         train(request, ALONE, callbacks)
-        plan = plan_new_run(request, TOGETHER, callbacks.data_progress)
+        plan = plan_new_run(request, TOGETHER, callbacks.data_progress or ignore_progress)
         with _output_to_stderr():
             status = invite(plan, machines, arguments, say, ignore_progress)
         if status:

@@ -216,6 +216,7 @@ def measure_checkpoint(bench: Bench) -> CheckpointSize:
     progress = Progress(step=bench.rehearsal.steps_taken)
     with tempfile.TemporaryDirectory(prefix="lapclip-claims-") as folder:
         path = save_checkpoint(Path(folder), step.model, step.optimizer, progress)
+        assert path is not None
         size = sum(file.stat().st_size for file in path.iterdir())
     return CheckpointSize(size, parameters)
 
