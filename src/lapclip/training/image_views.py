@@ -39,21 +39,31 @@ def draw_crops(
 def view_images(
     inputs: Inputs, config: TrainConfig, shape: ModelConfig, device: Device
 ) -> Tensor | None:
-    """Return the images as the tower sees them. None if cached features take their place.
-
-    They are made on the CPU if the device would get them wrong.
-    """
+    """Normalize the images of a batch and crop them. None if cached features take their place."""
     if inputs.image_features is not None:
         return None
-    pixels, boxes, dtype = inputs.pixels_BSSC, inputs.boxes_B5, DTYPES[config.dtype]
-    is_whole = boxes is None and inputs.side == pixels.shape[1]
-    is_ours = is_whole and config.linear == "triton" and not shape.image_from
-    if is_ours and has_triton(device.torch, dtype):  # foreign networks round by themselves
+    pixels, boxes = inputs.pixels_BSSC, inputs.boxes_B5
+    if is_normalized_by_triton(inputs, config, shape, device):
         from lapclip.model import triton_kernels
 
-        statistics = mean_and_std(shape.pixel_mean, shape.pixel_std, 1, device.torch)
-        return triton_kernels.normalise(pixels, *statistics, dtype)
+        mean, std = mean_and_std(shape.pixel_mean, shape.pixel_std, 1, device.torch)
+        return triton_kernels.normalise(pixels, mean, std, DTYPES[config.dtype])
     if device.trusted("crops"):
         return view(normalise(pixels, shape), boxes, inputs.side)
-    boxes = None if boxes is None else boxes.cpu()
+    # This device computes crops wrongly, so the CPU makes them.
+    if boxes is not None:
+        boxes = boxes.cpu()
     return view(normalise(pixels.cpu(), shape), boxes, inputs.side).to(device.torch)
+
+
+def is_normalized_by_triton(
+    inputs: Inputs, config: TrainConfig, shape: ModelConfig, device: Device
+) -> bool:
+    """Return whether one Triton kernel normalizes the images and rounds them to half precision.
+
+    It can neither crop nor resize, and pretrained networks do their own rounding.
+    """
+    is_uncropped = inputs.boxes_B5 is None and inputs.side == inputs.pixels_BSSC.shape[1]
+    is_own_network = not shape.image_from
+    has_kernel = config.linear == "triton" and has_triton(device.torch, DTYPES[config.dtype])
+    return is_uncropped and is_own_network and has_kernel

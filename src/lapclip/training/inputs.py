@@ -78,8 +78,8 @@ class Inputs:
         return SLICING.get(name) or self.slicing.get(name, Slicing.ROWS)
 
     def for_pass(self, other: Pass) -> Inputs:
-        """Return the same inputs with what another pass sees in the place of the images or
-        captions."""
+        """Return inputs for another pass: its crops instead of the main ones, or its texts instead of
+        the captions."""
         if other.tower == "image":
             return replace(self, boxes_B5=self.extras[other.source])
         return replace(
@@ -130,19 +130,22 @@ class Inputs:
         return slice(first, first + self.row_counts[self.rank])
 
     def own_rows(self) -> Inputs:
-        """Return the pairs of this rank."""
+        """Return the inputs of this rank's pairs alone, as the towers take them.
+
+        Tensors of all pairs are cut. The others hold this rank's rows already (`Slicing.OWN_ROWS`
+        and the positives) or are the same for every pair (`Slicing.WHOLE`).
+        """
         if self.own is None:
             return self
-        some = {}
+        own_tensors = {}
         for name, tensor in self.tensors().items():
             slicing = self.slicing_of(name)
-            if name == POSITIVES:
-                continue  # has own rows alone
             if slicing is Slicing.OWN_ROWS:
-                some[name] = aligned(tensor)
-            elif slicing is not Slicing.WHOLE:
-                some[name] = tensor[self.own]
-        return replace(self.with_tensors(some), row_counts=())
+                own_tensors[name] = aligned(tensor)
+            elif slicing is not Slicing.WHOLE and name != POSITIVES:
+                own_tensors[name] = tensor[self.own]
+        all_own = self.with_tensors(own_tensors)
+        return replace(all_own, row_counts=())
 
 
 @dataclass(frozen=True)

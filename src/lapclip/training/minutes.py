@@ -90,14 +90,17 @@ def round_up_minutes(seconds: float) -> float:
 
 
 def time_mean_step(trial: RunParts, cheap_share: float) -> float:
-    """Return the mean seconds of a step, of which a share is cheap."""
-    # In a run of two steps whose first half is cheap, step 1 is of one kind and step 2 of the other.
-    share = cheap_share if trial.config.train.cheap_size else 0.0
+    """Return the mean seconds of a step in a run that starts with a share of cheap steps.
+
+    The trial has two steps: the first sees the small images of cheap steps, the second full ones.
+    """
+    if not trial.config.train.cheap_size:
+        cheap_share = 0.0
     seconds = 0.0
-    if share > 0:
-        seconds += share * time_step(trial, 1)
-    if share < 1:
-        seconds += (1 - share) * time_step(trial, 2)
+    if cheap_share > 0:
+        seconds += cheap_share * time_step(trial, 1)
+    if cheap_share < 1:
+        seconds += (1 - cheap_share) * time_step(trial, 2)
     return seconds
 
 

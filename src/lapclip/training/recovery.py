@@ -105,14 +105,17 @@ class Change:
 def cause_of(error: BaseException) -> str | None:
     """Return the kind of failure, or None if no change of settings would help.
 
-    What led to an error counts before the error itself: ending a recording after running out of
-    memory fails too.
+    Looks at the error and at those that led to it. Running out of memory often causes a second
+    error, for example of the device when a CUDA graph is ended, so it takes precedence.
     """
     chain = list(_chain(error))
     if any(isinstance(link, LapclipError) for link in chain):
         return None  # already explained
-    causes = [_cause(link) for link in chain]
-    return next((kind for kind in (SWAP, MEMORY, OPERATION, DEVICE) if kind in causes), None)
+    causes = {_cause(link) for link in chain}
+    for kind in (SWAP, MEMORY, OPERATION, DEVICE):  # the first one explains the others
+        if kind in causes:
+            return kind
+    return None
 
 
 def decide(error: BaseException, train: TrainConfig, step: int) -> Change | None:

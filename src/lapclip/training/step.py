@@ -91,11 +91,13 @@ class TrainStep:
     def __call__(
         self, batch: Batch | Sent, step: int, lr: float, watch: Stopwatch
     ) -> Callable[[], StepMetrics]:
-        """Update the model. Returns a function that reads the metrics: at once, that would make a
-        device wait."""
-        with ExitStack() as receiving:
+        """Update the model. Returns a function that reads the metrics.
+
+        Call it after the next step has been launched: reading waits for the device.
+        """
+        with ExitStack() as transfer:  # the device may reuse the batch's memory when it ends
             with watch.phase("transfer"):
-                inputs, _ = receiving.enter_context(self.received(batch, step))
+                inputs, _ = transfer.enter_context(self.received(batch, step))
             self.set_learning_rate(lr)
             metrics = self.update(inputs, watch)
         return self.reader(metrics)
@@ -190,11 +192,12 @@ class TrainStep:
 
     @torch.no_grad()
     def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return embeddings of images and captions as the step computes them, but without a
+        """Return embeddings of images and captions as the last step would compute them, without a
         graph."""
         if self.rounded:
-            self.rounded.refresh()
-        inputs = self.inputs(batch, self.config.steps).on(self.device)
+            self.rounded.refresh()  # half precision reads rounded weights
+        last_step = self.config.steps
+        inputs = self.inputs(batch, last_step).on(self.device)
         embeddings = self.encode(inputs, self._no_watch())
         return embeddings["image"], embeddings["text"]
 

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
-
 from lapclip.config import ALL, KEEP, TrainConfig
 from lapclip.errors import ConfigError
-from lapclip.training.loss_rows import contrastive_rows
 from lapclip.training.objectives.base import LossRows, Objective, Pass, Term
-from lapclip.training.objectives.contrastive import LOSSES, logits_of
+from lapclip.training.objectives.contrastive import Similarity, compare_with_images
 
 SECOND_CROP = Pass("second_crop", "image")
 SCALE = 10.0  # factor of similarities: a temperature of 0.1, as in SLIP (arXiv 2112.12750)
@@ -46,11 +43,6 @@ class Consistency(Objective):
             )
 
     def term(self, rows: LossRows) -> Term:
-        if rows.columns is not None:
-            scale = torch.tensor(SCALE, device=rows.own["image"].device)
-            name = SECOND_CROP.name
-            loss = contrastive_rows(rows, name, "positives_BB", "softmax", scale).loss
-            return Term(loss, {"consistency_loss": loss.detach()})
-        by_first_RB, by_second_RB = logits_of(rows, SECOND_CROP.name, SCALE)
-        loss = LOSSES["softmax"].of_rows(by_first_RB, by_second_RB, rows.pairs["positives_BB"])
+        crop, similarity = SECOND_CROP.name, Similarity(SCALE)
+        loss = compare_with_images(rows, crop, "positives_BB", "softmax", similarity).loss
         return Term(loss, {"consistency_loss": loss.detach()})

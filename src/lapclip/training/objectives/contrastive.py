@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lapclip.model.clip import CLIP
-from lapclip.training.loss_rows import contrastive_rows
+from lapclip.training.loss_rows import ContrastiveRows, contrastive_rows
 from lapclip.training.objectives.base import LossRows, Objective, Term, TruePairs
 
 
@@ -150,31 +151,16 @@ class Contrastive(Objective):
     is_recorded = True
 
     def term(self, rows: LossRows) -> Term:
-        pairs, config = rows.pairs["positives_BB"], self.config
-        if rows.columns is not None:
-            loss, t2i_accuracy, i2t_accuracy = contrastive_rows(
-                rows,
-                "text",
-                "positives_BB",
-                config.loss,
-                *model_scale(rows.model),
-                config.label_smoothing,
-            )
-        else:
-            by_image_RB, by_text_RB = logits_of(rows, "text", *model_scale(rows.model))
-            loss = LOSSES[config.loss].of_rows(
-                by_image_RB, by_text_RB, pairs, config.label_smoothing
-            )
-            t2i_accuracy = row_accuracy(by_text_RB, pairs.by_text_RB)
-            i2t_accuracy = row_accuracy(by_image_RB, pairs.by_image_RB)
+        similarity = Similarity(*model_scale(rows.model), self.config.label_smoothing)
+        result = compare_with_images(rows, "text", "positives_BB", self.config.loss, similarity)
         metrics = {
-            "t2i_accuracy": t2i_accuracy,
-            "i2t_accuracy": i2t_accuracy,
+            "t2i_accuracy": result.t2i_accuracy,
+            "i2t_accuracy": result.i2t_accuracy,
             "logit_scale": rows.model.logit_scale.detach(),
         }
         if rows.model.logit_bias is not None:
             metrics["logit_bias"] = rows.model.logit_bias.detach()
-        return Term(loss, metrics)
+        return Term(result.loss, metrics)
 
     def start(self, model: CLIP, *, is_new: bool) -> None:
         """Set the scale and the bias that the loss starts with.
@@ -192,6 +178,37 @@ class Contrastive(Objective):
 def model_scale(model: CLIP) -> tuple[Tensor, Tensor | None]:
     """Return the learned factor and offset of similarities."""
     return model.logit_scale.exp(), model.logit_bias
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """How products of embeddings become logits, and how sure of them the targets are."""
+
+    scale: Tensor | float
+    bias: Tensor | None = None
+    smoothing: float = 0.0
+    """Share of the target that all pairs of a batch have."""
+
+
+def compare_with_images(
+    rows: LossRows, other: str, positives: str, loss_name: str, similarity: Similarity
+) -> ContrastiveRows:
+    """Return the contrastive loss of images and another pass, and the accuracy in both directions.
+
+    `positives` names the pairs that belong together. A single process has all logits in memory.
+    One of several ranks computes those of its own rows, block by block.
+    """
+    scale, bias, smoothing = similarity.scale, similarity.bias, similarity.smoothing
+    if rows.columns is not None:
+        scale = torch.as_tensor(scale, device=rows.own["image"].device)
+        return contrastive_rows(rows, other, positives, loss_name, scale, bias, smoothing)
+    pairs = rows.pairs[positives]
+    by_image_RB, by_other_RB = logits_of(rows, other, scale, bias)
+    return ContrastiveRows(
+        loss=LOSSES[loss_name].of_rows(by_image_RB, by_other_RB, pairs, smoothing),
+        t2i_accuracy=row_accuracy(by_other_RB, pairs.by_text_RB),
+        i2t_accuracy=row_accuracy(by_image_RB, pairs.by_image_RB),
+    )
 
 
 def logits_of(

@@ -17,9 +17,8 @@ from lapclip.data.batches import BatchPlan, DrawnRows, Slicing, equal_pairs
 from lapclip.data.phrases import Phrases, cut_phrases
 from lapclip.data.ragged import Ragged
 from lapclip.seeding import generator
-from lapclip.training.loss_rows import contrastive_rows
 from lapclip.training.objectives.base import LossRows, Objective, Pass, Term
-from lapclip.training.objectives.contrastive import LOSSES, logits_of, model_scale
+from lapclip.training.objectives.contrastive import Similarity, compare_with_images, model_scale
 
 MIN_IMAGES = 2  # with a phrase; of one image alone its captions say more
 RARITY = 0.5  # a phrase of an image is drawn in proportion to (images that have it) ** -RARITY
@@ -78,20 +77,10 @@ class PhraseObjective(Objective):
         return arrays
 
     def term(self, rows: LossRows) -> Term:
-        if rows.columns is not None:
-            name, smoothing = self.config.loss, self.config.label_smoothing
-            scale, bias = model_scale(rows.model)
-            loss = contrastive_rows(
-                rows, PHRASE.name, "phrase_positives_BB", name, scale, bias, smoothing
-            ).loss
-            return Term(loss, {"phrase_loss": loss.detach()})
-        by_image_RB, by_phrase_RB = logits_of(rows, PHRASE.name, *model_scale(rows.model))
-        loss = LOSSES[self.config.loss].of_rows(
-            by_image_RB,
-            by_phrase_RB,
-            rows.pairs["phrase_positives_BB"],
-            self.config.label_smoothing,
-        )
+        similarity = Similarity(*model_scale(rows.model), self.config.label_smoothing)
+        positives = "phrase_positives_BB"
+        loss_name = self.config.loss
+        loss = compare_with_images(rows, PHRASE.name, positives, loss_name, similarity).loss
         return Term(loss, {"phrase_loss": loss.detach()})
 
     def _table_of(self, plan: BatchPlan) -> PhraseTable:
