@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,6 +21,7 @@ from lapclip.config import ModelConfig, TrainConfig
 from lapclip.data.batches import BatchPlan, RankRows
 from lapclip.data.dataset import Pairs
 from lapclip.data.tokenizers import CharacterTokenizer
+from lapclip.errors import CheckpointError, LapclipError, LostRank, TrainingError
 from lapclip.machine.cpu import Cpu
 from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP
@@ -31,12 +33,16 @@ from lapclip.training import loss_rows
 from lapclip.training.cuda_graph import make_step
 from lapclip.training.distributed import (
     ALONE,
+    ERROR_FILE,
+    RESTART_COUNT,
     Ranks,
     advise_rows,
     describe_stop,
     divide,
+    reason_of_last_stop,
     shard_towers,
     whole,
+    write_error_file,
 )
 from lapclip.training.loss_rows import Columns, contrastive_rows
 from lapclip.training.objectives import Objectives
@@ -44,7 +50,7 @@ from lapclip.training.objectives.base import LossRows, TruePairs
 from lapclip.training.objectives.contrastive import LOSSES, batch_accuracy, contrastive_loss
 from lapclip.training.objectives.distillation import TeacherVectors
 from lapclip.training.optimizer import make_optimizer
-from lapclip.training.ranks_in_a_run import halve_after_memory
+from lapclip.training.ranks_in_a_run import halve_after_memory, place_of_file
 from lapclip.training.recovery import changes_so_far
 from tests.rank_pool import RankPool
 
@@ -394,6 +400,77 @@ def test_a_stop_is_explained_in_one_sentence(
     errors: list[dict[str, Any] | None], reason: str | None
 ) -> None:
     assert describe_stop(errors, ["a", "b"]) == reason
+
+
+@pytest.mark.parametrize(
+    ("raised", "changes"),
+    [
+        (LostRank("gone"), True),
+        (CheckpointError("no room"), True),
+        (TrainingError("Out of memory at step 3"), True),
+        (TrainingError("Rank 1 has other batches"), False),
+    ],
+)
+def test_an_error_is_told_once_and_says_whether_a_restart_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: LapclipError, changes: bool
+) -> None:
+    first, second = (tmp_path / f"attempt_{number}" / "0" / "error.json" for number in range(2))
+    first.parent.mkdir(parents=True)
+    monkeypatch.setenv(ERROR_FILE, str(first))
+    write_error_file(raised)
+    details = json.loads(first.read_text())["message"]["extraInfo"]
+    assert details["is_worth_a_restart"] is changes
+    monkeypatch.setenv(ERROR_FILE, str(second))
+    monkeypatch.setenv(RESTART_COUNT, "1")
+    ranks = Ranks()
+    assert reason_of_last_stop(ranks) == f"Rank 0 on {ranks.hosts[0]} ended: {raised.message}"
+    # Torch starts ranks again with the same number when another computer joins.
+    assert reason_of_last_stop(ranks) is None
+    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "no folder" / "error.json"))
+    write_error_file(raised)
+
+
+def test_what_other_ranks_say_is_cleaned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RESTART_COUNT, "0")
+    ranks = Ranks()
+    ranks.hosts = ["a", "b"]
+    said = [{"message": "no\x1b[2J\nroom" + "!" * 999, "time": "now"}, ["?"]]
+    monkeypatch.setattr(ranks, "gather_json", lambda own: said)
+    reason = reason_of_last_stop(ranks)
+    assert reason is not None
+    assert reason.isprintable()
+    assert len(reason) < 400
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("run/start/model.safetensors", "run/start/model.safetensors"),
+        ("cache/features-1.npy", "cache/features-1.npy"),
+        ("run/..\\..\\x.bat", None),
+        ("run/C:\\x.bat", None),
+        ("run/x:stream", None),
+        ("run/a\nb", None),
+        ("run/../x", None),
+        ("run//x", None),
+        ("run/", None),
+        ("run/.", None),
+        ("other/x", None),
+        ("cache/features-x/../../y.npy", None),
+        ("cache/features-x\\..\\y.npy", None),
+        ("cache/other.npy", None),
+    ],
+)
+def test_files_of_the_writer_stay_in_their_folders(
+    tmp_path: Path, name: str, place: str | None
+) -> None:
+    folder = tmp_path.resolve()
+    folders = {"run": folder / "run", "cache": folder / "cache"}
+    if place is None:
+        with pytest.raises(TrainingError, match="another folder"):
+            place_of_file(name, folders)
+    else:
+        assert place_of_file(name, folders) == folder / place
 
 
 def test_advice_divides_rows_so_that_hosts_finish_together() -> None:

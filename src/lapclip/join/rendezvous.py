@@ -124,8 +124,8 @@ class Agent(LocalElasticAgent):
         for failure in result.failures.values():
             message = failure.error_file_data["message"]
             details = message.get("extraInfo") if isinstance(message, dict) else None
-            has_lost_others = bool(details) and details.get("lost_others") is True
-            if failure.exitcode == USER_ERROR and not has_lost_others:
+            can_help = bool(details) and details.get("is_worth_a_restart") is True
+            if failure.exitcode == USER_ERROR and not can_help:
                 self._remaining_restarts = 0
         return result
 

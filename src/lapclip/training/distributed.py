@@ -24,7 +24,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
@@ -37,7 +37,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lapclip.errors import ConfigError, LostRank, TrainingError, first_line
+from lapclip.errors import CheckpointError, ConfigError, LostRank, TrainingError, first_line
 from lapclip.machine.device import Device
 from lapclip.machine.facts import logical_cores
 from lapclip.model.block import Transformer
@@ -51,9 +51,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+TOLD = "told"  # marks an error that ranks have read: torch keeps the number when others join
 MEETING_TIME = timedelta(minutes=2)  # for processes that torchrun starts at the same time
 PATIENCE = timedelta(days=1)  # for work that one rank does alone, such as packing images
 MAX_JSON_BYTES = 1 << 28
+MAX_REASON_LENGTH = 300  # characters of what another rank says
 POLL_SECONDS = 0.02
 PARAMETERS = ("logit_scale", "logit_bias")  # metrics that every rank has whole
 MIN_GAIN = 1.1  # of another division of rows: timings of equal hosts differ too
@@ -71,9 +74,9 @@ def joined_ranks(*, holds_run: bool = False) -> Iterator[Ranks]:
     import torch.distributed as dist
 
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = fresh_store(rank, count)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
     try:
+        store = fresh_store(rank, count)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
         yield Ranks.meet(holds_run=holds_run)
         # A rank that leaves while another still sends to it would abort that one.
         dist.barrier()
@@ -84,7 +87,8 @@ def joined_ranks(*, holds_run: bool = False) -> Iterator[Ranks]:
             raise
         raise failure from error
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def fresh_store(rank: int, count: int) -> Any:
@@ -425,9 +429,9 @@ class Ranks:
         with self._exchange():
             dist.all_reduce(first, dist.ReduceOp.MIN, group=self._step_group)
         source = int(first)
-        if source == self.count:
+        if source not in range(self.count):
             return None
-        reason = self.broadcast_json(reason, source)
+        reason = one_line(self.broadcast_json(reason, source))[:MAX_REASON_LENGTH]
         return (
             reason if source == self.writer else f"{reason} (rank {source} on {self.hosts[source]})"
         )
@@ -602,17 +606,23 @@ def torch_reason(error: BaseException) -> str:
 
 
 def write_error_file(error: BaseException) -> None:
-    """Leave an error where torchrun and `reasons_of_last_stop` look for it, in torchelastic's format."""
+    """Leave an error where torchrun and `reason_of_last_stop` look for it, in torchelastic's format."""
+    from lapclip.training.recovery import is_out_of_memory
+
     path = os.environ.get(ERROR_FILE)
     if not path:
         return
+    reason = first_line(error, MAX_REASON_LENGTH)
     details = {
         "py_callstack": traceback.format_exc(),
         "timestamp": str(int(time.time())),
         "lost_others": isinstance(error, LostRank),
+        "is_worth_a_restart": is_out_of_memory(reason)
+        or isinstance(error, LostRank | CheckpointError),
     }
-    message = {"message": first_line(error, 300) or type(error).__name__, "extraInfo": details}
-    Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")
+    message = {"message": reason, "extraInfo": details}
+    with suppress(OSError):  # a full disk must not replace the error itself
+        Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")
 
 
 def reason_of_last_stop(ranks: Ranks) -> str | None:
@@ -620,11 +630,24 @@ def reason_of_last_stop(ranks: Ranks) -> str | None:
 
     Each rank reads the error file of the same rank of its computer.
     """
-    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    restarts = int(os.environ.get(RESTART_COUNT, "0"))
     own = None
     if restarts and os.environ.get(ERROR_FILE):
         own = _read_error_file(Path(os.environ[ERROR_FILE]), restarts - 1)
-    return describe_stop(ranks.gather_json(own), ranks.hosts)
+    errors = [_clean_error(error) for error in ranks.gather_json(own)]
+    return describe_stop(errors, ranks.hosts)
+
+
+def _clean_error(error: Any) -> dict[str, Any] | None:
+    """Return an error that a rank has sent as short text on one line, a time and a truth value."""
+    if not isinstance(error, dict):
+        return None
+    when = error.get("time")
+    return {
+        "message": one_line(error.get("message", ""))[:MAX_REASON_LENGTH],
+        "time": when if isinstance(when, int) else 0,
+        "lost_others": error.get("lost_others") is True,
+    }
 
 
 def describe_stop(errors: Sequence[dict[str, Any] | None], hosts: Sequence[str]) -> str | None:
@@ -653,14 +676,22 @@ def describe_stop(errors: Sequence[dict[str, Any] | None], hosts: Sequence[str])
     return f"Rank {first} on {hosts[first]} ended: {(errors[first] or {})['message']}"
 
 
-def _read_error_file(path: Path, attempt: int) -> dict[str, Any]:
-    """Return the message and time of an earlier attempt's error file: .../attempt_N/LOCAL_RANK/error.json."""
+def _read_error_file(path: Path, attempt: int) -> dict[str, Any] | None:
+    """Return the message and time of an earlier attempt's error file: .../attempt_N/LOCAL_RANK/error.json.
+
+    None if it was read before.
+    """
     earlier = path.parents[1].with_name(f"attempt_{attempt}") / path.parent.name / path.name
+    mark = earlier.with_name(TOLD)
+    if mark.exists():
+        return None
+    with suppress(OSError):
+        mark.touch()
     try:
         written = json.loads(earlier.read_text(encoding="utf-8"))["message"]
         details = written["extraInfo"]
         return {
-            "message": one_line(written["message"])[:300],
+            "message": one_line(written["message"])[:MAX_REASON_LENGTH],
             "time": int(details["timestamp"]),
             "lost_others": details.get("lost_others") is True,
         }

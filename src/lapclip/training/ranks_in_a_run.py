@@ -7,6 +7,7 @@ the others before all build the model, and its weights and optimizer before the 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sys
 from collections import Counter
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -181,23 +182,32 @@ def send_files(ranks: Ranks, files: Mapping[str, Path]) -> None:
 def receive_files(ranks: Ranks, folders: Mapping[str, Path]) -> None:
     """Write the files that the writer sends into these folders, and nowhere else."""
     for name, size in ranks.broadcast_json().items():
-        kind, _, relative = name.partition("/")
-        parts = PurePosixPath(relative).parts
-        is_plain = bool(parts) and ".." not in parts and not PurePosixPath(relative).is_absolute()
-        if kind == CACHE:
-            is_plain = is_plain and len(parts) == 1 and fnmatchcase(relative, CACHED_FILES)
-            relative = name_here(relative)
-        if kind not in folders or not is_plain:
-            raise TrainingError(f"The writer sent a file for another folder: {one_line(name)}.")
+        path = place_of_file(name, folders)
 
         def write(partial: Path, size: int = size) -> None:
             with partial.open("wb") as file:
                 for _ in range(-(-size // CHUNK_BYTES)):
                     file.write(ranks.broadcast_array(None).tobytes())
 
-        path = folders[kind] / relative
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, write)
+
+
+def place_of_file(name: str, folders: Mapping[str, Path]) -> Path:
+    """Return where a file of the writer is kept here.
+
+    Raises TrainingError for a name that leads out of its folder on any system.
+    """
+    kind, _, relative = name.partition("/")
+    is_plain = relative.isprintable() and not any(mark in relative for mark in "\\:")
+    if kind == CACHE:
+        is_plain = is_plain and "/" not in relative and fnmatchcase(relative, CACHED_FILES)
+    if kind in folders and is_plain:
+        folder = folders[kind].resolve()
+        path = (folder / relative).resolve()
+        if path != folder and path.is_relative_to(folder):
+            return path.with_name(name_here(path.name)) if kind == CACHE else path
+    raise TrainingError(f"The writer sent a file for another folder: {one_line(name)}.")
 
 
 def share_start(trainer: Trainer) -> None:
@@ -343,7 +353,7 @@ class RankReports:
             return
         waiting = ranks.waiting_seconds - self._waiting
         own = [self._seconds / self._steps, waiting / self._steps]
-        every = ranks.gather_json(own)
+        every = [[_seconds_of(value) for value in times] for times in ranks.gather_json(own)]
         rows = rows_of_ranks(trainer)
         trainer.log.append(
             events.Ranks(
@@ -372,6 +382,12 @@ class RankReports:
             list(names.values()), list(rows_of.values()), list(seconds_of.values())
         )
         return advice.text(exchange_seconds)
+
+
+def _seconds_of(value: Any) -> float:
+    """Return a time that a rank has sent, or 0 for what is none."""
+    is_time = isinstance(value, float | int) and 0 <= value < math.inf
+    return float(value) if is_time else 0.0
 
 
 def note_job(run: Run) -> None:
