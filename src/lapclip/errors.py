@@ -8,7 +8,7 @@
       CheckpointError         a checkpoint that cannot be written or read
       TrainingError           training that cannot go on, such as a loss that is not a number
         LostRank              another process that trains the same model has ended or does not answer
-        RankFailed            one of them could not go on; all know, and change their settings alike
+        OutOfMemory           memory that ran out; several processes halve the micro-batch when they start again
       SearchError             an index of images, or a question to it, that cannot be used
       JoinError               another computer that cannot be joined, or be let in
         NoAnswer              it does not answer
@@ -70,8 +70,8 @@ class LostRank(TrainingError):
     """Another process that trains the same model has ended or does not answer."""
 
 
-class RankFailed(TrainingError):
-    """One of the processes that train a model could not go on. All know, and change their settings alike."""
+class OutOfMemory(TrainingError):
+    """Memory that ran out where this process cannot change its settings by itself."""
 
 
 class SearchError(LapclipError):

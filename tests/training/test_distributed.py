@@ -21,7 +21,7 @@ from lapclip.config import ModelConfig, TrainConfig
 from lapclip.data.batches import BatchPlan, RankRows
 from lapclip.data.dataset import Pairs
 from lapclip.data.tokenizers import CharacterTokenizer
-from lapclip.errors import CheckpointError, LapclipError, LostRank, TrainingError
+from lapclip.errors import CheckpointError, LapclipError, LostRank, OutOfMemory, TrainingError
 from lapclip.machine.cpu import Cpu
 from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP
@@ -407,7 +407,7 @@ def test_a_stop_is_explained_in_one_sentence(
     [
         (LostRank("gone"), True),
         (CheckpointError("no room"), True),
-        (TrainingError("Out of memory at step 3"), True),
+        (OutOfMemory("Out of memory at step 3"), True),
         (TrainingError("Rank 1 has other batches"), False),
     ],
 )

@@ -37,7 +37,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lapclip.errors import CheckpointError, ConfigError, LostRank, TrainingError, first_line
+from lapclip.errors import (
+    CheckpointError,
+    ConfigError,
+    LostRank,
+    OutOfMemory,
+    TrainingError,
+    first_line,
+)
 from lapclip.machine.device import Device
 from lapclip.machine.facts import logical_cores
 from lapclip.model.block import Transformer
@@ -61,6 +68,7 @@ POLL_SECONDS = 0.02
 PARAMETERS = ("logit_scale", "logit_bias")  # metrics that every rank has whole
 MIN_GAIN = 1.1  # of another division of rows: timings of equal hosts differ too
 ALIGNMENT = 64  # numbers: 256 bytes in float32
+WORTH_A_RESTART = (LostRank, OutOfMemory, CheckpointError)
 SIGNS_OF_A_LOST_RANK = ("gloo/transport", "connection closed by peer", "nccl error", "ncclsystem")
 
 
@@ -607,8 +615,6 @@ def torch_reason(error: BaseException) -> str:
 
 def write_error_file(error: BaseException) -> None:
     """Leave an error where torchrun and `reason_of_last_stop` look for it, in torchelastic's format."""
-    from lapclip.training.recovery import is_out_of_memory
-
     path = os.environ.get(ERROR_FILE)
     if not path:
         return
@@ -617,8 +623,7 @@ def write_error_file(error: BaseException) -> None:
         "py_callstack": traceback.format_exc(),
         "timestamp": str(int(time.time())),
         "lost_others": isinstance(error, LostRank),
-        "is_worth_a_restart": is_out_of_memory(reason)
-        or isinstance(error, LostRank | CheckpointError),
+        "is_worth_a_restart": isinstance(error, WORTH_A_RESTART),
     }
     message = {"message": reason, "extraInfo": details}
     with suppress(OSError):  # a full disk must not replace the error itself

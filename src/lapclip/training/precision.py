@@ -7,7 +7,6 @@ gradients once, is cheaper than rounding each weight where it is used.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +42,6 @@ class RoundedCopy:
             if parameter.requires_grad:  # frozen weights are rounded only here
                 self._exact.append(parameter)
                 self._rounded.append(rounded)
-        self._leaves = dict(zip(self._exact, self._rounded, strict=True))
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -53,21 +51,12 @@ class RoundedCopy:
         for parameter in self._rounded:
             parameter.grad = None
 
+    @torch.no_grad()
     def hand_over(self) -> None:
         """Move the gradients to the original, where micro-batches add up in float32."""
-        self._move_gradients(list(zip(self._exact, self._rounded, strict=True)))
-
-    def hand_over_some(self, parameters: Sequence[Tensor]) -> None:
-        """Move the gradients of some of the original's parameters, as soon as they are computed."""
-        pairs = [(one, self._leaves[one]) for one in parameters if one in self._leaves]
-        self._move_gradients(pairs)
-
-    @torch.no_grad()
-    def _move_gradients(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Move gradients from rounded parameters to exact ones, given as (exact, rounded)."""
         exact_parameters: list[Tensor] = []
         gradients: list[Tensor] = []
-        for exact, rounded in pairs:
+        for exact, rounded in zip(self._exact, self._rounded, strict=True):
             if rounded.grad is not None:
                 exact_parameters.append(exact)
                 gradients.append(rounded.grad)
@@ -84,10 +73,6 @@ class RoundedCopy:
         for exact, gradient in zip(exact_parameters, gradients, strict=True):
             assert exact.grad is not None
             exact.grad.add_(gradient.to(exact.grad.dtype))
-
-    def leaf_of(self, parameter: Tensor) -> Tensor:
-        """Return the parameter that receives the gradient of one of the original's parameters."""
-        return self._leaves.get(parameter, parameter)
 
 
 def enters_products(name: str) -> bool:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lapclip.config import Config, TrainConfig
-from lapclip.errors import ConfigError, LapclipError, RankFailed, TrainingError
+from lapclip.errors import ConfigError, LapclipError, OutOfMemory, TrainingError
 from lapclip.machine.choose_device import device_of
 from lapclip.machine.cpu import Cpu
 from lapclip.runs import events
@@ -212,15 +212,14 @@ def explain_memory(config: Config) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        failure = _failure_here(error)
-        if failure is None or cause_of(failure) != MEMORY:
+        if cause_of(error) != MEMORY:
             raise
         half = half_micro_batch(config.train)
         hint = "a smaller model"
         if half:
             hint = f"--set train.micro_batch={half}, which gives the same result"
         raise ConfigError(
-            f"{config.model.name} ran out of memory before its first step ({brief(failure)}).",
+            f"{config.model.name} ran out of memory before its first step ({brief(error)}).",
             hint=hint,
         ) from error
 
@@ -254,15 +253,9 @@ def _change_after(error: Exception, trainer: Trainer) -> Change:
     if cause_of(error) == SWAP:
         trainer.swap_watch = None
         return Change(SWAP, {}, f"{error}; micro_batch is 1 already, so the run goes on, slowly")
-    failure = _failure_here(error)
-    if failure is not None and cause_of(failure) == MEMORY:
-        raise _out_of_memory(failure, trainer) from error
+    if cause_of(error) == MEMORY:
+        raise _out_of_memory(error, trainer) from error
     raise error
-
-
-def _failure_here(error: BaseException) -> BaseException | None:
-    """Return what failed in this process, or None if that was in another one."""
-    return error.__cause__ if isinstance(error, RankFailed) else error
 
 
 def _save_if_complete(trainer: Trainer) -> None:
@@ -283,7 +276,7 @@ def _apply(change: Change, trainer: Trainer) -> None:
     if change.cause != DEVICE:
         device.release_memory()
     trainer.rebuild(change.settings)
-    skipped = trainer.restore() or []
+    skipped = trainer.load_newest() or []
     step = trainer.progress.step
     damaged = "".join(f"; skipped a damaged checkpoint, {reason}" for reason in skipped)
     trainer.log.append(
@@ -297,7 +290,7 @@ def _apply(change: Change, trainer: Trainer) -> None:
     )
 
 
-def _out_of_memory(error: BaseException, trainer: Trainer) -> TrainingError:
+def _out_of_memory(error: BaseException, trainer: Trainer) -> OutOfMemory:
     """Explain, with numbers, that memory ran out and nothing more can be halved."""
     train, model, run = trainer.config.train, trainer.config.model, trainer.run
     caption_tokens = trainer.plan.batch(1).tokens_BL.shape[1]
@@ -306,7 +299,7 @@ def _out_of_memory(error: BaseException, trainer: Trainer) -> TrainingError:
     free = ""
     with suppress(Exception):  # a missing number is better than another error
         free = f", {trainer.device.free_bytes() / 1e9:.1f} GB were free on {trainer.device.kind}"
-    return TrainingError(
+    return OutOfMemory(
         f"Out of memory at step {trainer.progress.step + 1:,} of {run.path}, with micro_batch "
         f"{micro_batch:,} ({brief(error)}). {model.name} needs about {describe(parts)}{free}.",
         hint=f"close other programs and {run.resume_command()}; or a new run, which takes longer: "

@@ -368,10 +368,6 @@ class Trainer:
         self.step.ranks = self.ranks
         self.embedder = with_features(embedder, self.features, self.step)
 
-    def restore(self) -> list[str] | None:
-        """Load the newest good checkpoint."""
-        return self.load_newest()
-
     def advance(self, **changes: Any) -> None:
         """Change `progress`."""
         self.progress = replace(self.progress, **changes)

@@ -60,7 +60,7 @@ class LossRows:
     own: Mapping[str, Tensor]
     """This process's embeddings of each pass, (R, E). The main passes are "image" and "text"."""
     gathered: Mapping[str, Tensor]
-    """The embeddings of the whole batch, (B, E), of passes that an objective gathers."""
+    """The embeddings of the whole batch, (B, E), of each pass."""
     pairs: Mapping[str, TruePairs]
     """"positives_BB", and the extras that are sliced by rows and columns."""
     extras: Mapping[str, Tensor]
@@ -94,8 +94,6 @@ class Objective(ABC):
     """The arrays that it adds to a batch, by name, and how each is sliced."""
     passes: ClassVar[Sequence[Pass]] = ()
     """Its own passes through the towers."""
-    gathers: ClassVar[Sequence[str]] = ()
-    """Names of the passes whose embeddings it needs from all processes."""
     metrics: ClassVar[Mapping[str, str]] = {}
     """What each of its further metrics is, by name."""
     is_recorded: ClassVar[bool] = False

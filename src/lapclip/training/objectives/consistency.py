@@ -20,7 +20,6 @@ class Consistency(Objective):
     """The softmax loss between the crops. Pairs that share an image or a caption are positives."""
 
     passes = (SECOND_CROP,)
-    gathers = ("image", SECOND_CROP.name)
     metrics: ClassVar = {
         "consistency_loss": "How badly crops of an image are told from crops of others."
     }

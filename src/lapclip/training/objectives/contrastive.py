@@ -144,7 +144,6 @@ class Contrastive(Objective):
     """Images and captions of a pair are close, others are not (`train.loss`,
     `train.label_smoothing`)."""
 
-    gathers = ("image", "text")
     metrics: ClassVar = {
         "logit_bias": "The learned offset of similarities: how rare true pairs are."
     }

@@ -34,7 +34,6 @@ class PhraseObjective(Objective):
         "phrase_features": Slicing.OWN_ROWS,
     }
     passes = (PHRASE,)
-    gathers = ("image", "phrase")
     metrics: ClassVar = {
         "phrase_loss": "The contrastive loss of images and phrases, which the loss leaves out."
     }
