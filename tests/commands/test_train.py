@@ -24,7 +24,7 @@ from lapclip.evaluation.retrieval import linear_baseline
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import Resumed, read_events
 from lapclip.runs.folder import Run, find_run
-from lapclip.training import checkpoint
+from lapclip.training import checkpoint, ranks_in_a_run
 from lapclip.training.preparation import check_kernels_early
 from lapclip.training.request import Callbacks
 from lapclip.training.run_process import recording
@@ -126,6 +126,18 @@ def test_the_same_seed_gives_the_same_losses_and_another_gives_others(here: Path
     for name, seed in (("one", 0), ("same", 0), ("other", 1)):
         train_small("train.steps=4", f"train.seed={seed}", name=name)
     assert losses("one") == losses("same") != losses("other")
+
+
+def test_a_run_whose_ranks_differ_before_the_first_step_has_failed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(trainer: object) -> None:
+        raise TrainingError("Rank 1 on b has other batches.")
+
+    monkeypatch.setattr(ranks_in_a_run, "share_start", refuse)
+    with pytest.raises(TrainingError, match="other batches"):
+        train_small()
+    assert events("failed")[0]["error"] == "Rank 1 on b has other batches."
 
 
 def test_a_loss_that_is_not_a_number_ends_the_run_and_keeps_the_last_good_checkpoint(

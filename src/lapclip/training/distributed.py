@@ -428,21 +428,32 @@ class Ranks:
         return received
 
     def first_reason(self, reason: str | None) -> str | None:
-        """Return the reason of the first rank that has one, on every rank, for example for stopping."""
+        """Return the reason of the first rank that has one, on every rank."""
+        first, _ = self.agree_on_stop(reason, is_save_due=False)
+        return first
+
+    def agree_on_stop(self, reason: str | None, *, is_save_due: bool) -> tuple[str | None, bool]:
+        """Return the first rank's reason to stop, and whether the writer finds a checkpoint due, on every rank.
+
+        Clocks of ranks differ, and all ranks have to save at the same step.
+        """
         if not self.is_distributed:
-            return reason
+            return reason, is_save_due
         import torch.distributed as dist
 
-        first = torch.tensor([self.count if reason is None else self.rank])
+        own_source = self.count if reason is None else self.rank
+        own_delay = 0 if self.writes and is_save_due else 1
+        agreed = torch.tensor([own_source, own_delay])
         with self._exchange():
-            dist.all_reduce(first, dist.ReduceOp.MIN, group=self._step_group)
-        source = int(first)
+            dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self._step_group)
+        source, delay = agreed.tolist()
+        is_save_due = delay == 0
         if source not in range(self.count):
-            return None
+            return None, is_save_due
         reason = one_line(self.broadcast_json(reason, source))[:MAX_REASON_LENGTH]
-        return (
-            reason if source == self.writer else f"{reason} (rank {source} on {self.hosts[source]})"
-        )
+        if source != self.writer:
+            reason = f"{reason} (rank {source} on {self.hosts[source]})"
+        return reason, is_save_due
 
     def compute_in_shares(
         self, compute: Callable[[T], np.ndarray], items: Sequence[T]
@@ -554,7 +565,9 @@ def shard_towers(
             fully_shard(block, mesh=mesh, mp_policy=policy)
             # The last block of a tower runs for the pooled token alone, by another method than `forward`.
             register_fsdp_forward_method(block, "pooled")
-        fully_shard(tower, mesh=mesh, mp_policy=policy)
+        # Torch would keep a tower's own weights gathered, and rounded, until a backward pass: after
+        # an evaluation a checkpoint would hold those.
+        fully_shard(tower, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         for module in tower.modules():
             if isinstance(module, FSDPModule):
                 # Gradients are summed here, as in the flat buffer of DDP.

@@ -26,11 +26,11 @@ def evaluate_held_out(trainer: Trainer, number: int) -> None:
         images, texts, owner = trainer.embedder.encode_pairs(trainer.data.held_out)
     scores = score_embeddings(images, texts, owner, trainer.config.train.batch_size)
     merit = merit_of(scores, images, trainer)
-    best_score = trainer.progress.best_score
-    if merit > best_score:
+    is_best = merit > trainer.progress.best_score
+    if is_best:
         trainer.advance(best_score=merit, best_step=number)
     agree_on_progress(trainer)
-    is_best = trainer.progress.best_score > best_score
+    is_best = trainer.ranks.broadcast_json(is_best)
     if is_best:
         save_model(trainer.embedder, trainer.run.model, trainer.progress, trainer.ranks)
     trainer.log.append(

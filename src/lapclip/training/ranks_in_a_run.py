@@ -271,6 +271,7 @@ def _start_sharded(trainer: Trainer, changes: dict[str, Any], checkpoints: Path)
     trainer.rebuild(changes)
     # All ranks drew or read the same weights. A shared disk has those that were trained.
     trainer.load_newest()
+    agree_on_progress(trainer)  # only the writer knows the best model
 
 
 def rows_of_ranks(trainer: Trainer) -> list[int]:

@@ -17,7 +17,7 @@ from lapclip.measure.phases import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import boundary, parts_of
 from lapclip.training.caption_chunks import chunk_lengths, encode_captions
-from lapclip.training.distributed import ALONE, Ranks
+from lapclip.training.distributed import ALONE, Ranks, is_sharded
 from lapclip.training.head_dropout import HeadDropout
 from lapclip.training.image_views import choose_boxes, draw_crops, view_images
 from lapclip.training.inputs import Inputs, Sent
@@ -68,7 +68,8 @@ class TrainStep:
         self.ranks: Ranks = ALONE
         """Ranks that share the work. `ALONE` while settings are tried."""
         self.rounded = None
-        if config.dtype != "float32":
+        is_in_parts = any(is_sharded(weight) for weight in model.parameters())
+        if config.dtype != "float32" and not is_in_parts:  # FSDP rounds parts as it gathers them
             self.rounded = RoundedCopy(model, DTYPES[config.dtype])
         self.worker = self.rounded.model if self.rounded else model
         """The model that computes: the model itself, or its copy in half precision."""

@@ -179,10 +179,10 @@ class Trainer:
         signals, callbacks = stop_signals(), self.callbacks
         with signals, recording(self.run, callbacks, self.config) as log:
             self.log = log
-            log.append(self.first_event)
-            ranks_in_a_run.share_start(self)
-            self.stop_reason = lambda: signals.reason() or callbacks.stop_reason()
             try:
+                log.append(self.first_event)
+                ranks_in_a_run.share_start(self)
+                self.stop_reason = lambda: signals.reason() or callbacks.stop_reason()
                 scores = self.run_to_end()
             except Exception as error:
                 run_record.record_failure(self, error)
@@ -222,12 +222,13 @@ class Trainer:
             step_began = time.perf_counter()
             self.take_step(number, batches)
             self.advance(step=number, training_seconds=time.perf_counter() - began)
-            reason = self.ranks.first_reason(self.why_stop())
+            seconds = time.perf_counter() - last_saved
+            is_due = is_checkpoint_due(number, seconds, train, steps_per_epoch)
+            reason, is_due = self.ranks.agree_on_stop(self.why_stop(), is_save_due=is_due)
             self.rank_reports.record(self, number, time.perf_counter() - step_began)
             if is_evaluation_due(number, train, steps_per_epoch):
                 self.evaluate(number)
-            seconds = time.perf_counter() - last_saved
-            if reason or is_checkpoint_due(number, seconds, train, steps_per_epoch):
+            if reason or is_due:
                 self.advance(training_seconds=time.perf_counter() - began)
                 self.save()
                 last_saved = time.perf_counter()
