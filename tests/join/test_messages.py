@@ -21,6 +21,7 @@ from lapclip.join.server import (
     NONCE,
     OFFER,
     READY,
+    READY_SECONDS,
     REQUEST,
     SIGNATURE,
     HostServer,
@@ -58,10 +59,13 @@ def test_a_guest_with_the_key_reads_the_offer_and_the_data(server: HostServer) -
     guest = client(server)
     assert guest.get_json(OFFER) == {"secret": "photos"}
     assert guest.read(0, 10, 4000) == CONTENT[10:4000].tobytes()
-    assert guest.get_json(READY)["is_training"] is False
-    assert server.ready == {HERE}
+    for name in ("one", "two", "one"):
+        assert guest.get_json(f"{READY}/{name}")["is_training"] is False
+    assert server.count_ready() == 2
+    server.ready["one"] -= READY_SECONDS + 1  # it has gone
+    assert server.count_ready() == 1
     server.is_training = True
-    assert guest.get_json(READY)["is_training"] is True
+    assert guest.get_json(f"{READY}/two")["is_training"] is True
 
 
 @pytest.mark.parametrize("path", [OFFER, READY, "/files/0/0/10"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -330,6 +331,22 @@ def test_messages_reach_all_ranks(pool: RankPool) -> None:
             "shares": [[0], [1], [2], [3]],
             "rows": [0, 1, 1, 2, 2, 2],
         }
+
+
+def wait_for_a_rank_that_sleeps(ranks: Ranks) -> float:
+    """Return how long a message of rank 1 was waited for before the others gave up."""
+    ranks.start_steps(Cpu(), 0.5)
+    began = time.monotonic()
+    if ranks.rank == 1:
+        time.sleep(2.0)
+        return 0.0
+    with pytest.raises(RuntimeError):
+        ranks.broadcast_json(None, source=1)
+    return time.monotonic() - began
+
+
+def test_messages_between_steps_have_the_time_limit_of_steps(pool: RankPool) -> None:
+    assert max(pool.run(4, wait_for_a_rank_that_sleeps)) < 2.0
 
 
 def repeated_sums(ranks: Ranks, dtype: torch.dtype) -> list[Tensor]:

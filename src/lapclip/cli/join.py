@@ -83,8 +83,11 @@ def check_machines(machines: int | None, *, background: bool) -> None:
         raise ConfigError("--machines starts processes itself, so it cannot run under torchrun.")
 
 
-def invite(machines: int, make_plan: Callable[[Any, DataProgress], Plan]) -> int:
-    """Invite other computers to a run, and train with them. `make_plan` gets the module of the command."""
+def invite(machines: int, make_plan: Callable[[Any, DataProgress], Plan], *further: str) -> int:
+    """Invite other computers to a run, and train with them. `make_plan` gets the module of the command.
+
+    The process that trains gets the arguments of this command, and `further` ones.
+    """
     quiet_torch()
     from lapclip.commands import join as plans
 
@@ -92,7 +95,7 @@ def invite(machines: int, make_plan: Callable[[Any, DataProgress], Plan]) -> int
         plan = make_plan(plans, shown.data_progress)
         shown.close()
         progress = shown.counting("files read")
-        return plans.invite(plan, machines, ARGUMENTS.get(), say, progress)
+        return plans.invite(plan, machines, [*ARGUMENTS.get(), *further], say, progress)
 
 
 def quiet_torch() -> None:

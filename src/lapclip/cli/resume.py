@@ -63,11 +63,13 @@ def resume(
         ]
         emit({"run": str(found.path), "name": found.name, "state": "starting"}, lines, common)
         return 0
+    found_here: list[str] = []
     if run is None and not under_torchrun():
         from lapclip.runs.folder import find_unfinished_run
 
         unfinished = find_unfinished_run(None)
         run = unfinished.typed
+        found_here = [run]  # the process that trains must not look for the newest again
         print(f"Resuming {unfinished.path}.", file=sys.stderr)
     with loading():
         from lapclip.commands.resume import resume as resume_run
@@ -75,7 +77,11 @@ def resume(
         from lapclip.training.request import Callbacks
 
     if machines is not None and not under_torchrun():
-        return invite(machines, lambda plans, progress: plans.plan_resumed_run(run, data, progress))
+        return invite(
+            machines,
+            lambda plans, progress: plans.plan_resumed_run(run, data, progress),
+            *found_here,
+        )
     with display() as shown:
         # In the background log.txt has the run's lines already.
         listeners = [] if detached else [shown]

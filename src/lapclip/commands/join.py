@@ -147,8 +147,8 @@ def _wait_for_guests(server: HostServer, count: int, say: Status) -> None:
     ready = 0
     while ready < count:
         time.sleep(POLL_SECONDS)
-        if len(server.ready) > ready:
-            ready = len(server.ready)
+        before, ready = ready, server.count_ready()
+        if ready != before:
             say(f"{ready} of {counted(count, 'guest')} ready.")
     server.is_training = True
 
@@ -243,9 +243,10 @@ def _train(host: HostClient, point: MeetingPoint, variables: dict[str, str], say
     """Train until the run ends, again if the host could not be reached for a while."""
     say("Waiting for the host to begin.")
     lost_since = None
+    path = f"{READY}/{secrets.token_hex(8)}"
     while True:
         try:
-            message = host.get_json(READY)
+            message = host.get_json(path)
             lost_since = None
             if message["is_training"] is True:
                 _check_clock(message["time"])

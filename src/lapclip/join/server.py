@@ -1,7 +1,7 @@
 """Server of a host: what it offers, and the data.
 
 Requests are signed over their path and a nonce, answers over the nonce and their content. A
-recorded request returns what was recorded with it, and changes nothing. Nothing is encrypted.
+recorded request returns what was recorded with it, and adds no guest. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ OFFER, READY = "/offer", "/ready"
 NONCE, SIGNATURE = "X-Lapclip-Nonce", "X-Lapclip-Signature"
 REQUEST, ANSWER = "join request", "join answer"  # purposes of signatures
 TIMEOUT_SECONDS = 15.0
+READY_SECONDS = 5.0  # for which a guest counts that said it is ready
 MAX_CONNECTIONS = 8  # of one address
 
 
@@ -39,12 +40,17 @@ class HostServer(ThreadingHTTPServer):
         """Start to answer. `read` returns a range of a file, or raises an error of lookup."""
         self.key, self.offer, self.read = key, offer, read
         self.is_training = False
-        self.ready: set[str] = set()
-        """Addresses of guests that have the data."""
+        self.ready: dict[str, float] = {}
+        """When each guest last said that it has the data, by the name that it drew."""
         self._connections: Counter[str] = Counter()
         self._lock = threading.Lock()
         super().__init__(place, RequestHandler)
         threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
+
+    def count_ready(self) -> int:
+        """Return how many guests have the data and wait: each says so again and again."""
+        since = time.monotonic() - READY_SECONDS
+        return sum(when >= since for when in list(self.ready.values()))
 
     def server_bind(self) -> None:
         # HTTPServer would look up the name of the address, which is slow without a name server.
@@ -95,8 +101,8 @@ class RequestHandler(BaseHTTPRequestHandler):
         match self.path.split("/"):
             case ["", "offer"]:
                 return 200, json.dumps(host.offer).encode()
-            case ["", "ready"]:
-                host.ready.add(self.client_address[0])
+            case ["", "ready", name]:
+                host.ready[name] = time.monotonic()
                 message = {"is_training": host.is_training, "time": time.time()}
                 return 200, json.dumps(message).encode()
             case ["", "files", number, first, last]:

@@ -152,7 +152,7 @@ class Ranks:
             import torch.distributed as dist
 
             self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
-        self._patient_group: Any = group
+        self._message_group: Any = group
         self._step_group: Any = group
         self._tensor_group: Any = group
         self._flat: Tensor | None = None
@@ -197,23 +197,27 @@ class Ranks:
         return ranks
 
     def start_steps(self, device: Device, timeout_seconds: float) -> None:
-        """Make the groups that steps use: an exchange that takes longer than the time-out ends this rank."""
+        """Make the groups that steps use: an exchange that takes longer than the time-out ends this rank.
+
+        Only the barrier at the end is as patient as before: the writer computes the final scores alone.
+        """
         import torch.distributed as dist
 
         timeout = timedelta(seconds=timeout_seconds)
         self._step_group = self._tensor_group = dist.new_group(timeout=timeout)
+        self._message_group = self._step_group
         if device.collectives == "nccl" and self.has_own_devices:
             self._tensor_group = dist.new_group(backend="nccl", timeout=timeout)
 
     @property
     def is_distributed(self) -> bool:
         """Whether torchrun started this process, with other ranks or without."""
-        return self._patient_group is not None
+        return self._message_group is not None
 
     @property
     def process_group(self) -> Any:
         """Torch's process group for tensors on the CPU. None without torchrun."""
-        return self._patient_group
+        return self._message_group
 
     @property
     def writes(self) -> bool:
@@ -379,7 +383,7 @@ class Ranks:
 
         with self._exchange():
             for tensor in tensors:
-                group = self._patient_group if tensor.is_cpu else self._tensor_group
+                group = self._message_group if tensor.is_cpu else self._tensor_group
                 dist.broadcast(tensor.detach(), group=group, group_src=self.writer)
 
     # JSON and arrays
@@ -387,7 +391,7 @@ class Ranks:
     def broadcast_json(self, value: Any = None, source: int | None = None) -> Any:
         """Return the JSON value of one rank, by default the writer, on every rank.
 
-        The other ranks wait as long as that rank needs.
+        Before the first step the other ranks wait as long as that rank needs.
         """
         if not self.is_distributed:
             return value
@@ -417,14 +421,14 @@ class Ranks:
 
         size = torch.tensor([len(body)])
         with self._exchange():
-            dist.broadcast(size, group=self._patient_group, group_src=source)
+            dist.broadcast(size, group=self._message_group, group_src=source)
         if not 0 <= int(size) <= MAX_JSON_BYTES:
             raise TrainingError(f"Rank {source} announced a message of {int(size):,} bytes.")
         received = bytearray(body) if self.rank == source else bytearray(int(size))
         if received:
             data = torch.frombuffer(received, dtype=torch.uint8)
             with self._exchange():
-                dist.broadcast(data, group=self._patient_group, group_src=source)
+                dist.broadcast(data, group=self._message_group, group_src=source)
         return received
 
     def first_reason(self, reason: str | None) -> str | None:
