@@ -8,7 +8,7 @@ loss. Gradients are summed, never averaged: the sum over ranks is the gradient o
 - FSDP: every rank has a part of each weight (`fully_shard`), which torch gathers where it is used.
 
 Only tensors travel. Settings, scores and reasons are JSON in a tensor of bytes: torch's collectives of objects unpickle
-what they receive. No other module knows ranks, and a process without torchrun never imports `torch.distributed`.
+what they receive. A process without torchrun never imports `torch.distributed`.
 """
 
 from __future__ import annotations

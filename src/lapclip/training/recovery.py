@@ -12,6 +12,10 @@
     is not a number     checkpoint before it is kept
     anything else       nothing: the run ends             -                          failed
 
+With several ranks nothing is tried in the process: it ends, and torchrun starts all ranks again, as
+often as its --max-restarts. If memory ran out on one, `ranks_in_a_run.halve_after_memory` halves the
+micro-batch of all. If others are gone, `save_after_loss` there saves first.
+
 A smaller micro-batch gives the same result in less memory. After each change the model and its
 optimizer are built again and the newest checkpoint is loaded, so the run continues exactly as a run
 that is resumed after the failure.
