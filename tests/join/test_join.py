@@ -142,6 +142,7 @@ def test_a_wrong_key_and_an_interrupted_host(computers: Computers) -> None:
         (["train", "--machines", "1"], "too few"),
         (["train", "--machines", "2", "--background"], "--background"),
         (["train", "--machines", "2", "--set", "train.parallel=fsdp"], "trains with DDP"),
+        (["train", "--machines", "2", "--polite"], "on one alone"),
         (["join", "desktop:nowhere"], "not HOST:PORT"),
         (["join", "127.0.0.1:9"], "not a key"),
     ],

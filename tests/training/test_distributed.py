@@ -18,12 +18,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lapclip.config import ModelConfig, TrainConfig
+from lapclip.config import (
+    DEFAULT_RECIPE,
+    Layer,
+    ModelConfig,
+    TrainConfig,
+    build_config,
+    read_recipe,
+)
 from lapclip.data.batches import BatchPlan, RankRows
 from lapclip.data.dataset import Pairs
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder
-from lapclip.errors import CheckpointError, LapclipError, LostRank, OutOfMemory, TrainingError
+from lapclip.errors import (
+    CheckpointError,
+    ConfigError,
+    LapclipError,
+    LostRank,
+    OutOfMemory,
+    TrainingError,
+)
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import DTYPES
 from lapclip.measure.phases import Stopwatch
@@ -53,7 +67,12 @@ from lapclip.training.objectives.base import LossRows, TruePairs
 from lapclip.training.objectives.contrastive import LOSSES, batch_accuracy, contrastive_loss
 from lapclip.training.objectives.distillation import TeacherVectors
 from lapclip.training.optimizer import make_optimizer
-from lapclip.training.ranks_in_a_run import halve_after_memory, place_of_file
+from lapclip.training.ranks_in_a_run import (
+    halve_after_memory,
+    place_of_file,
+    refuse_few_rows,
+    refuse_settings,
+)
 from lapclip.training.recovery import changes_so_far
 from tests.rank_pool import RankPool
 
@@ -385,6 +404,37 @@ def test_rows_are_divided_by_shares(total: int, shares: list[int], rows: list[in
     assert divide(total, shares) == rows
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "weights", "rows"),
+    [(8, "", [4, 4]), (8, "3,1", [6, 2]), (8, "2,1,1", [4, 4]), (24, "1,100", None), (1, "", None)],
+)
+def test_each_rank_has_a_row(batch_size: int, weights: str, rows: list[int] | None) -> None:
+    ranks = Ranks()
+    ranks.count, ranks.node_numbers, ranks.hosts = 2, [0, 1], ["a", "b"]
+    if rows is None:
+        with pytest.raises(ConfigError, match="Rank 0 on a would have no row"):
+            ranks.divide_rows(batch_size, weights)
+    else:
+        assert ranks.divide_rows(batch_size, weights) == rows
+
+
+def test_fsdp_needs_a_row_for_each_micro_batch() -> None:
+    refuse_few_rows([22, 2], 11)
+    with pytest.raises(ConfigError, match="2 rows of a rank are too few"):
+        refuse_few_rows([22, 2], 2)
+
+
+def test_several_ranks_refuse_to_pause() -> None:
+    ranks = Ranks()
+    config = build_config(
+        [read_recipe(DEFAULT_RECIPE), Layer("", {"work": {"polite": True}})], SHAPES
+    )
+    refuse_settings(config, ranks)
+    ranks.count = 2
+    with pytest.raises(ConfigError, match="--polite"):
+        refuse_settings(config, ranks)
+
+
 def test_each_rank_has_short_and_long_captions() -> None:
     dealt = RankRows.deal([6, 2], 1)
     assert sorted(np.concatenate(dealt.rows).tolist()) == list(range(8))
@@ -502,6 +552,7 @@ def test_advice_divides_rows_so_that_hosts_finish_together() -> None:
     assert advice.step_seconds == 3.0
     assert advice.best_step_seconds == pytest.approx(1.5)
     assert advice.without_slowest_seconds == pytest.approx(2.0)
+    assert advise_rows(["desktop", "laptop"], [12, 12], [0.01, 10.0]).best_rows == [23, 1]
 
 
 STEP_CASES: list[dict[str, Any]] = [
@@ -510,6 +561,7 @@ STEP_CASES: list[dict[str, Any]] = [
     {"loss_ring": True},
     {"loss": "sigmoid"},
     {"rows": "3,1"},
+    {"rows": "11,2", "micro_batch": 2},
     {"optimizer": "muon"},
     {"lora_rank": 2},
     {"image_blocks": 1, "text_blocks": 0},

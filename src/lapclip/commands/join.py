@@ -35,6 +35,7 @@ from lapclip.runs.folder import TrainRequest, check_name, find_unfinished_run
 from lapclip.suggest import command
 from lapclip.text import counted, one_line, size
 from lapclip.training.preparation import gather, gather_again
+from lapclip.training.ranks_in_a_run import POLITE
 from lapclip.training.resolvers import Context
 
 PORT = 29400  # the rendezvous has the next one
@@ -81,6 +82,8 @@ def check_settings(config: Config) -> None:
             "--machines trains with DDP: FSDP sends pickles, which run code on other computers.",
             hint="torchrun, in a network that you trust",
         )
+    if config.work.polite:
+        raise ConfigError(POLITE)
     if platform.system() == "Darwin" and config.train.device not in (AUTO, "cpu"):
         raise ConfigError(MACS, hint="--device cpu")
 

@@ -227,33 +227,41 @@ class Ranks:
     # Rows of a batch
 
     def divide_rows(self, batch_size: int, weights: str = "") -> list[int]:
-        """Return how many rows of a batch each rank takes: equally many, or as `train.rows` weighs the hosts."""
+        """Return how many rows of a batch each rank takes: equally many, or as `train.rows` weighs the hosts.
+
+        Weights of another number of hosts count as none: a run goes on with the hosts that are left.
+        """
         ranks_of_node = Counter(self.node_numbers)
-        node_weights = dict.fromkeys(sorted(ranks_of_node), Fraction(1))
-        if weights:
+        node_weights = {node: Fraction(count) for node, count in ranks_of_node.items()}
+        if self.are_weighed_by(weights):
             numbers = [Fraction(weight) for weight in weights.split(",")]
-            if len(numbers) != len(node_weights):
-                raise ConfigError(
-                    f"train.rows {weights} has {len(numbers)} numbers for {len(node_weights)} hosts.",
-                    hint="--set train.rows=3,1 for a host that takes three times as many rows as the second",
-                )
-            node_weights = dict(zip(node_weights, numbers, strict=True))
-        else:
-            node_weights = {node: Fraction(count) for node, count in ranks_of_node.items()}
+            node_weights = dict(zip(sorted(ranks_of_node), numbers, strict=True))
         shares = [node_weights[node] / ranks_of_node[node] for node in self.node_numbers]
-        return divide(batch_size, shares)
+        rows = divide(batch_size, shares)
+        if min(rows) < 1:
+            rank = rows.index(0)
+            raise ConfigError(
+                f"Rank {rank} on {self.hosts[rank]} would have no row of a batch of {batch_size:,}.",
+                hint="a larger train.batch_size, or train.rows that differ less",
+            )
+        return rows
+
+    def are_weighed_by(self, weights: str) -> bool:
+        """Return whether `train.rows` has a number for each host."""
+        return bool(weights) and weights.count(",") + 1 == len(set(self.node_numbers))
 
     def cut_micro_batches(
         self, own_rows: int, rows: Sequence[int], micro_batch: int
     ) -> list[slice]:
-        """Cut the rows of this rank into micro-batches, equally many on each rank.
+        """Cut the rows of this rank into micro-batches, equally many on each rank that has so many rows.
 
-        The towers of FSDP exchange weights in every pass, so every rank has to make equally many.
+        The towers of FSDP exchange weights in every pass, so every rank has to make equally many:
+        `refuse_few_rows` sees to it.
         """
         if not self.is_distributed:
             starts = range(0, own_rows, micro_batch)
             return [slice(first, min(own_rows, first + micro_batch)) for first in starts]
-        count = -(-max(rows) // micro_batch)
+        count = min(own_rows, -(-max(rows) // micro_batch))  # none without rows
         ends = itertools.accumulate(divide(own_rows, [1] * count), initial=0)
         return [slice(first, last) for first, last in itertools.pairwise(ends)]
 
@@ -767,6 +775,9 @@ def advise_rows(hosts: Sequence[str], rows: Sequence[int], seconds: Sequence[flo
 
     def divided(speeds: Sequence[float]) -> tuple[list[int], float]:
         parts = divide(total, [Fraction(speed) for speed in speeds])
+        for _ in range(parts.count(0)):  # each host needs a row
+            parts[parts.index(max(parts))] -= 1
+            parts[parts.index(0)] = 1
         return parts, max(part / speed for part, speed in zip(parts, speeds, strict=True))
 
     best_rows, best_seconds = divided(speeds)

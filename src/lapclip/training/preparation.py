@@ -39,6 +39,7 @@ from lapclip.suggest import command
 from lapclip.training.distributed import ALONE, Ranks
 from lapclip.training.initial_weights import InitialWeights, restore_initial_weights
 from lapclip.training.objectives import Objectives
+from lapclip.training.ranks_in_a_run import refuse_rows, refuse_settings
 from lapclip.training.recovery import changes_so_far, explain_memory
 from lapclip.training.request import Callbacks, RunRequest
 from lapclip.training.resolvers import (
@@ -86,6 +87,8 @@ def prepare(
     # Refuse first what is not available here. The data may take long.
     found = find_device(request.config.train.device)
     check_kernels_early(request.config.train, found)
+    refuse_settings(request.config, ranks)
+    refuse_rows(request.config, ranks)
     check_tracker(request.config.work.track)
     with ThreadPoolExecutor(1, thread_name_prefix="lapclip-device") as background:
         check = None
@@ -211,6 +214,7 @@ def prepare_again(
 ) -> RunParts:
     """Prepare a run that is resumed, with the settings, tokenizer and device that it began with."""
     inputs = gather_again(run, saved, progress)
+    refuse_settings(inputs.config, ranks)
     check_tracker(inputs.config.work.track)
     plan = make_plan(inputs.config, inputs.data, inputs.tokenizer, inputs.teacher)
     config, device = restore_device(run, inputs.config)

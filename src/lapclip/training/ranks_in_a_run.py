@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lapclip.config import DEFAULT_RECIPE, FSDP, NEVER, Layer, build_config, read_recipe
+from lapclip.config import DEFAULT_RECIPE, FSDP, NEVER, Config, Layer, build_config, read_recipe
 from lapclip.data.tokenizers import save_tokenizer
 from lapclip.embedder import Embedder
-from lapclip.errors import LostRank, TrainingError
+from lapclip.errors import ConfigError, LostRank, TrainingError
 from lapclip.join.agreement import Agreement, invited_machines, name_here
 from lapclip.machine.torchrun import job, job_agent, under_torchrun
 from lapclip.model.shapes import SHAPES
@@ -55,6 +55,7 @@ TRAIN, OVER = "train", "over"  # what the writer has the others do
 RUN, CACHE = "run", "cache"  # folders of files that ranks send
 CACHED_FILES = "features-*.npy"
 CHUNK_BYTES = 1 << 24
+POLITE = "--polite pauses one computer while the others wait, so it is for a run on one alone."
 
 
 def take_part(
@@ -269,9 +270,19 @@ def _start_sharded(trainer: Trainer, changes: dict[str, Any], checkpoints: Path)
     trainer.run.checkpoints = checkpoints
     trainer.drop_model()
     trainer.rebuild(changes)
+    refuse_few_rows(rows_of_ranks(trainer), trainer.config.train.micro_batch)
     # All ranks drew or read the same weights. A shared disk has those that were trained.
     trainer.load_newest()
     agree_on_progress(trainer)  # only the writer knows the best model
+
+
+def refuse_few_rows(rows: list[int], micro_batch: int) -> None:
+    """Refuse FSDP if a rank has fewer rows than others have micro-batches: all make equally many."""
+    if micro_batch and -(-max(rows) // micro_batch) > min(rows):
+        raise ConfigError(
+            f"With FSDP, {min(rows)} rows of a rank are too few for micro-batches of {micro_batch:,}.",
+            hint="a larger train.micro_batch, or train.rows that differ less",
+        )
 
 
 def rows_of_ranks(trainer: Trainer) -> list[int]:
@@ -343,17 +354,19 @@ class RankReports:
         self._seconds = self._waiting = 0.0
         self._steps = 0
 
-    def record(self, trainer: Trainer, number: int, step_seconds: float) -> None:
-        """Count a step, and write an event if one is due."""
+    def record(
+        self, trainer: Trainer, number: int, step_seconds: float, waiting_seconds: float
+    ) -> None:
+        """Count a step and its waiting for other ranks, and write an event if one is due."""
         ranks = trainer.ranks
         if not ranks.is_distributed:
             return
         self._seconds += step_seconds
+        self._waiting += waiting_seconds
         self._steps += 1
         if number % REPORT_STEPS and number < trainer.steps:
             return
-        waiting = ranks.waiting_seconds - self._waiting
-        own = [self._seconds / self._steps, waiting / self._steps]
+        own = [self._seconds / self._steps, self._waiting / self._steps]
         every = [[_seconds_of(value) for value in times] for times in ranks.gather_json(own)]
         rows = rows_of_ranks(trainer)
         trainer.log.append(
@@ -366,7 +379,7 @@ class RankReports:
                 advice=self._advice(ranks, rows, every),
             )
         )
-        self._seconds, self._steps, self._waiting = 0.0, 0, ranks.waiting_seconds
+        self._seconds, self._steps, self._waiting = 0.0, 0, 0.0
 
     def _advice(self, ranks: Ranks, rows: list[int], every: list[list[float]]) -> str:
         """Return which division of rows among hosts would be faster. Empty for one host."""
@@ -397,8 +410,28 @@ def note_job(run: Run) -> None:
         write_beat(run.job, beat_of(os.getppid(), job()))
 
 
-def company(run: Run, ranks: Ranks) -> list[str]:
-    """Return which computers have left or joined since the run was last trained."""
+def refuse_settings(config: Config, ranks: Ranks) -> None:
+    """Refuse settings that several ranks cannot have."""
+    if config.work.polite and ranks.count > 1:
+        raise ConfigError(POLITE)
+
+
+def refuse_rows(config: Config, ranks: Ranks) -> None:
+    """Refuse weights of another number of hosts than a new run begins with."""
+    weights = config.train.rows
+    if weights and ranks.is_distributed and not ranks.are_weighed_by(weights):
+        raise ConfigError(
+            f"train.rows {weights} is for another number of hosts than the "
+            f"{len(set(ranks.node_numbers))} that train.",
+            hint="--set train.rows=3,1 for a host that takes three times as many rows as the second",
+        )
+
+
+def company(run: Run, ranks: Ranks, weights: str) -> list[str]:
+    """Return which computers have left or joined since the run was last trained.
+
+    Says it if `weights` of rows are for another number of them.
+    """
     if not ranks.is_distributed:
         return []
     now, before = Counter(ranks.hosts), Counter(ranks.hosts)
@@ -413,4 +446,6 @@ def company(run: Run, ranks: Ranks) -> list[str]:
         notes.append(f"{' and '.join(come)} joined")
     if ranks.count > 1 and not notes:
         notes.append(f"trained by {' and '.join(ranks.hosts)}")
+    if weights and ranks.count > 1 and not ranks.are_weighed_by(weights):
+        notes.append(f"train.rows {weights} is for other hosts: ranks take equally many rows")
     return notes

@@ -58,7 +58,7 @@ def started_event(trainer: Trainer, parts: RunParts, laps: Laps) -> events.Start
         "torch": torch.__version__,
         "numpy": importlib.metadata.version("numpy"),
     }
-    notes = [*parts.notes, *company(trainer.run, trainer.ranks)]
+    notes = [*parts.notes, *company(trainer.run, trainer.ranks, trainer.config.train.rows)]
     if parts.config.work.polite:
         notes.append(POLITE_NOTE)
     return events.Started(
@@ -94,7 +94,7 @@ def resumed_event(trainer: Trainer, skipped: list[str]) -> events.Resumed:
         notes.append(
             f"the best model so far is that of step {best_step:,}, saved after this checkpoint"
         )
-    notes += company(trainer.run, trainer.ranks)
+    notes += company(trainer.run, trainer.ranks, trainer.config.train.rows)
     return events.Resumed(
         step=step,
         steps=trainer.steps,

@@ -219,13 +219,14 @@ class Trainer:
         last_saved = time.perf_counter()
         began = last_saved - self.progress.training_seconds
         for number in range(self.progress.step + 1, self.steps + 1):
-            step_began = time.perf_counter()
+            step_began, waited_before = time.perf_counter(), self.ranks.waiting_seconds
             self.take_step(number, batches)
             self.advance(step=number, training_seconds=time.perf_counter() - began)
             seconds = time.perf_counter() - last_saved
             is_due = is_checkpoint_due(number, seconds, train, steps_per_epoch)
             reason, is_due = self.ranks.agree_on_stop(self.why_stop(), is_save_due=is_due)
-            self.rank_reports.record(self, number, time.perf_counter() - step_began)
+            waited = self.ranks.waiting_seconds - waited_before
+            self.rank_reports.record(self, number, time.perf_counter() - step_began, waited)
             if is_evaluation_due(number, train, steps_per_epoch):
                 self.evaluate(number)
             if reason or is_due:
