@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from lapclip.config import TrainConfig
+from lapclip.errors import CheckpointError
 from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.training.checkpoint import (
     Progress,
     load_newest,
     optimizer_tensors,
+    refuse_missing_parts,
     save_checkpoint,
 )
 from lapclip.training.distributed import Ranks, local_part, own_part, shard_towers, whole
@@ -108,6 +110,35 @@ def test_damaged_parts_are_skipped(pool: RankPool, tmp_path: Path) -> None:
     progress, damaged = load_newest(tmp_path, model, optimizer, {"loss_scale": torch.zeros(2)})
     assert progress is None
     assert damaged == [f"step-00000002: {part.name} is truncated or was altered"]
+
+
+def full_disk(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def save_on_a_full_disk(ranks: Ranks, folder: Path) -> str:
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HuggingFaceStorageWriter, "write_data", full_disk)
+        try:
+            train_and_save(ranks, "fsdp", folder)
+        except CheckpointError as error:
+            return error.message
+    return ""
+
+
+def test_a_full_disk_is_said_on_each_rank(pool: RankPool, tmp_path: Path) -> None:
+    for message in pool.run(2, save_on_a_full_disk, tmp_path):
+        assert "No space left on device (rank 0 on " in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_parts_on_other_disks_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "shard-00001-").touch()
+    refuse_missing_parts(tmp_path, {"shard-00001-": ""})
+    with pytest.raises(CheckpointError, match="disk of another computer"):
+        refuse_missing_parts(tmp_path, {"shard-00001-": "", "shard-00002-": ""})
 
 
 def test_nothing_in_a_checkpoint_of_parts_is_a_pickle(pool: RankPool, tmp_path: Path) -> None:

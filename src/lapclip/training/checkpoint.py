@@ -107,10 +107,23 @@ def _save_in_parts(
         tensors = {**trainable_state(model), **optimizer_tensors(model, optimizer), **others}
         digests = write_parts(partial, tensors, ranks)
         if ranks.writes:
+            refuse_missing_parts(partial, digests)
             publish(partial, final, progress, digests)
             keep_newest(final.parent, CHECKPOINTS)
     except OSError as error:
+        if ranks.writes:
+            shutil.rmtree(partial, ignore_errors=True)
         raise _cannot_write(final, error) from error
+
+
+def refuse_missing_parts(partial: Path, digests: Mapping[str, str]) -> None:
+    """Refuse a checkpoint whose parts lie on disks of other computers: nobody could load it."""
+    for name in digests:
+        if not (partial / name).exists():
+            raise CheckpointError(
+                f"{name} of a checkpoint is on the disk of another computer.",
+                hint="FSDP needs runs/ on a disk that all computers share",
+            )
 
 
 def checkpoint_path(folder: Path, progress: Progress) -> Path:

@@ -223,6 +223,10 @@ def share_start(trainer: Trainer) -> None:
         train = asdict(trainer.config.train)
         if trainer.features is None or trainer.features.is_empty:
             train["features"] = NEVER
+        elif train["parallel"] == FSDP:
+            raise ConfigError(
+                "FSDP cannot train from cached features.", hint="--set train.features=never"
+            )
         state = optimizer_tensors(trainer.step.model, trainer.step.optimizer)
         message = {
             "train": train,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lapclip import paths
-from lapclip.errors import CheckpointError
+from lapclip.errors import CheckpointError, first_line
 from lapclip.training.distributed import Ranks
 
 PATTERN = "*.safetensors"
@@ -29,13 +29,18 @@ def write_parts(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> di
 
     `folder` lies on a disk that all ranks share. Tensors that are not in parts are written by one of them.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        save(dict(tensors), storage_writer=writer, process_group=ranks.process_group)
+        try:
+            save(dict(tensors), storage_writer=writer, process_group=ranks.process_group)
+        except CheckpointException as failed:  # no Exception
+            rank, (error, _) = min(failed.failures.items(), key=_rank_of)
+            raise OSError(f"{first_line(error)} (rank {rank} on {ranks.hosts[rank]})") from failed
     own = f"shard-{ranks.rank + 1:05d}-"
     digests = {}
     for path in sorted(folder.glob(PATTERN)):
@@ -45,6 +50,10 @@ def write_parts(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> di
     for of_rank in ranks.gather_json(digests):
         merged.update(of_rank)
     return merged
+
+
+def _rank_of(failure: tuple[int, object]) -> int:
+    return failure[0]
 
 
 def read_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
