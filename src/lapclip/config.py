@@ -204,7 +204,7 @@ class TrainConfig:
     """Pairs in memory at once; 0 takes the whole batch. The result is the same: smaller costs time and saves memory."""
     parallel: str = setting(AUTO, choices=(AUTO, DDP, FSDP))
     """How ranks of `torchrun` divide the work: `ddp` gives each all weights and some rows of every batch; `fsdp` also
-    divides weights, gradients and the optimizer's state, for models that do not fit, and is slower. `auto` is `ddp`.
+    divides weights, gradients and the optimizer's state: less memory while it trains, and slower. `auto` is `ddp`.
     docs/together.md"""
     rows: str = setting("")
     """How many rows of a batch each host takes, in proportion: `3,1` gives the first three times as many as the second.
